@@ -16,9 +16,9 @@ from torch import nn
 
 from ortrain.config import EXECUTORS, Engine, Options
 from ortrain.errors import OrtrainError, listing
-from ortrain.guards.autocast import active
 from ortrain.kinds import expect
 from ortrain.module import ORTModule, expect_options, unwrap
+from ortrain.pytorch.autocast import active
 from ortrain.runtime.engines import are_narrow
 from ortrain.step.memory import StepMemory
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from ortrain.guards.autocast import autocast_depth
+from ortrain.pytorch.autocast import autocast_depth
 from tests.breadth import THINNED, beyond
 
 # The tests run in parallel, and sums over one thread are always in the same order.

@@ -20,10 +20,11 @@ LAYERS = """
     program graph ops
     autodiff
     passes cache
+    pytorch
     module_state
     guards
     kept
-    capture.origin capture.traced pytorch
+    capture.origin capture.traced
     capture.trace
     capture.onnx
     capture.fx

@@ -34,12 +34,12 @@ from ortrain.capture.trace.sharing import share
 from ortrain.capture.traced import Traced
 from ortrain.capture.translation import OutputLeaf, Watch, outputs_of, program_of, registry_of
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.guards.autocast import active
 from ortrain.guards.constraints import Constraints, Shapes
 from ortrain.guards.key_value_cache import closed
 from ortrain.kept.call import Kept
 from ortrain.module_state.untouched import untouched
 from ortrain.program import Program, Role
+from ortrain.pytorch.autocast import active
 from ortrain.uncollected import uncollected
 
 

@@ -40,12 +40,12 @@ from ortrain.capture.traced import Traced
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.graph.shapes import FLOATING
 from ortrain.graph.walk import reads
-from ortrain.guards.autocast import Autocast
 from ortrain.guards.handed import Handed
 from ortrain.ops.base import DOMAIN
 from ortrain.passes.clean import clean
 from ortrain.passes.precision import place_casts
 from ortrain.program import Check, Program
+from ortrain.pytorch.autocast import Autocast
 
 IR_VERSION = 10  # the first that has opset 21; runtimes of its time read it
 

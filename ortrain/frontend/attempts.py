@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.frontend.call import NothingDone, heard
-from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.saving import saving_hooks
 
 # Bytes of a tensor that is copied before a run: counters and statistics are hardly larger.
 MOST = 1 << 20

@@ -18,7 +18,7 @@ from ortrain.frontend.graph import Graph
 from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import Code, in_pytorch
 from ortrain.frontend.parts import LEAST, asked_for, divided, is_pytorchs, responsible
-from ortrain.module_state.saving import unhooked
+from ortrain.pytorch.saving import unhooked
 from ortrain.uncollected import lasting
 
 _KNOWN = Table()

@@ -16,9 +16,9 @@ from torch import is_grad_enabled, nn
 from ortrain.errors import NotServed, OrtrainError
 from ortrain.frontend.call import NothingDone, heard
 from ortrain.frontend.compiled import OVER_BUDGET, Compiled
-from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.pytorch.routes import is_routed, plainly, route, without
+from ortrain.pytorch.saving import saving_hooks
 
 # Graphs that one call makes; blocks behind these run in PyTorch then, so that no step waits long.
 AT_ONCE = 1

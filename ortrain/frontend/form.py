@@ -13,8 +13,8 @@ from ortrain.autodiff.engine import reachable
 from ortrain.autodiff.held import largest, peak
 from ortrain.errors import CheckFailed, NotServed, OrtrainError
 from ortrain.frontend.call import heard, spent
-from ortrain.guards.autocast import without_autocast
 from ortrain.program import Program, Role
+from ortrain.pytorch.autocast import without_autocast
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.evidence import Certificate

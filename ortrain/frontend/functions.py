@@ -18,7 +18,7 @@ from ortrain.capture.onnx.custom_gradient import custom_gradient, upstream
 from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.errors import CaptureError
 from ortrain.frontend.writes import writes_of
-from ortrain.guards.autocast import active
+from ortrain.pytorch.autocast import active
 
 BACKWARD = "ortrain.backward"
 """In ``meta["custom"]`` of an operator of a backward: the number of its call."""

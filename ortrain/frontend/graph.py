@@ -32,14 +32,14 @@ from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import higher_order_in, in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.graph.cost import Multiplications
-from ortrain.guards.autocast import active
-from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
+from ortrain.pytorch.autocast import active
 from ortrain.pytorch.conditions import example_of
 from ortrain.pytorch.modes import FakeTensor
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.pytorch.sources import name_of
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines

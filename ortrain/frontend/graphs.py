@@ -34,10 +34,10 @@ from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.separate import comparable
 from ortrain.frontend.twin import FAR, Reference, roots_of, seen_of, tensors_of
 from ortrain.frontend.watch import Watch
-from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.runtime.memory import release_pools
 from ortrain.step.eager_draws import as_graphs

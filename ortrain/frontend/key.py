@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ortrain.autodiff.registry import foreign_rules, registered
 from ortrain.capture.fx.memory import memory_of
 from ortrain.config import Options
-from ortrain.guards.autocast import active
+from ortrain.pytorch.autocast import active
 from ortrain.pytorch.conditions import Symbols
 from ortrain.pytorch.sources import is_buffer
 from ortrain.pytorch.tracing import number_in

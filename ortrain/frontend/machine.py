@@ -35,12 +35,12 @@ from ortrain.frontend.policy import (
     challengers_of,
     padding_in,
 )
-from ortrain.guards.autocast import active
-from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.autocast import active
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.hooks import parts_of
 from ortrain.pytorch.modes import FakeTensor, makes_numbers
 from ortrain.pytorch.routes import is_routed
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime import engines
 from ortrain.runtime.engines import candidates

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.functions import differentiable
-from ortrain.guards.autocast import Autocast, autocast_as, switched_back, without_autocast
+from ortrain.pytorch.autocast import Autocast, autocast_as, switched_back, without_autocast
 from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.sources import is_buffer
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS

@@ -33,8 +33,8 @@ from ortrain.frontend.layouts import decide_layouts
 from ortrain.frontend.original import Original
 from ortrain.frontend.views import Outside, outside_of
 from ortrain.frontend.writes import written
-from ortrain.guards.autocast import active
 from ortrain.program import Program
+from ortrain.pytorch.autocast import active
 from ortrain.pytorch.conditions import decide_bounds, decide_sizes
 from ortrain.pytorch.sources import is_buffer, is_number, name_of
 from ortrain.pytorch.tracing import apart, values_of

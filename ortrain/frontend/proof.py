@@ -21,10 +21,10 @@ from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.graph import Graph
-from ortrain.guards.autocast import uncached, without_autocast
-from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.program import Role
+from ortrain.pytorch.autocast import uncached, without_autocast
+from ortrain.pytorch.saving import unhooked
 from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.runtime.memory import release_pools
 from ortrain.step.agreement import TOLERANCES, agrees, compare

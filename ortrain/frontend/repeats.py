@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.memory import memory_of
-from ortrain.guards.autocast import active
+from ortrain.pytorch.autocast import active
 from ortrain.pytorch.operators import OpOverload
 from ortrain.pytorch.tracing import as_plain_tensors, has_values, last_node, node_of, write
 from ortrain.pytorch.transforms import is_wrapped

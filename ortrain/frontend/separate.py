@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 
 from ortrain.frontend.watch import Watch
 from ortrain.guards.contents import unchanged
-from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.saving import saving_hooks
 
 # Of more things a module is not copied.
 MOST = 10_000

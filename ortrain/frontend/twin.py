@@ -24,10 +24,10 @@ from torch.utils import _pytree as pytree
 
 from ortrain.frontend.separate import put_back
 from ortrain.frontend.watch import Watch
-from ortrain.guards.autocast import active, uncached, without_autocast
 from ortrain.module_state.modes import parametrizations_uncached
-from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
+from ortrain.pytorch.autocast import active, uncached, without_autocast
+from ortrain.pytorch.saving import unhooked
 from ortrain.runtime.engines import are_narrow
 from ortrain.runtime.memory import release_pools
 from ortrain.step.agreement import NARROW

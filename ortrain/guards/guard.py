@@ -44,7 +44,6 @@ from torch.nn.modules import module as global_hooks
 from torch.nn.utils import parametrize
 
 from ortrain.guards.attributes import Attribute, Moving, by_owner
-from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.contents import contents
 from ortrain.guards.numbers import is_number
 from ortrain.module_state.fact import (
@@ -59,9 +58,10 @@ from ortrain.module_state.fact import (
 from ortrain.module_state.holder import cell_value, slot_value, slots_of
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
 from ortrain.module_state.memo import memo_state
-from ortrain.module_state.saving import saving_hooks
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
+from ortrain.pytorch.autocast import Autocast, active
+from ortrain.pytorch.saving import saving_hooks
 
 # Facts of what is no attribute, and attributes that torch itself sets.
 _NO_ATTRIBUTES = {"child", "parameter", "buffer", "class", "order", *HOOKS.values()}

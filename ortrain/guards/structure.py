@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from ortrain.errors import UnsupportedInput, UnsupportedOutput
 from ortrain.guards import user_dict
 from ortrain.guards.key_value_cache import Count, is_cache
-from ortrain.guards.layout import layout_of
 from ortrain.guards.record import attributes_of, new
 from ortrain.module_state.scope import is_library
 from ortrain.module_state.value import plain_scalar
+from ortrain.pytorch.layout import layout_of
 
 Path: TypeAlias = tuple[Hashable, ...]
 Builder: TypeAlias = Callable[[Sequence[Tensor]], Any]

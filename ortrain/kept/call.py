@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.errors import CheckFailed, ExecutionError, StateError
-from ortrain.guards.autocast import Autocast, autocast_as
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.context import Context, contexts
 from ortrain.kept.parameter import BUFFERS, Parameter, instead
@@ -27,6 +26,7 @@ from ortrain.kept.parameter import memory_of as _memory
 from ortrain.kept.premises import Premises
 from ortrain.kept.shared import Handed, Watched
 from ortrain.kept.times import Times
+from ortrain.pytorch.autocast import Autocast, autocast_as
 
 _class: Any = Tensor  # with what is private in it
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count

@@ -20,7 +20,7 @@ from ortrain.kept.routine import Routine, noting_writes, undo_writes
 from ortrain.module_state.holder import Attributes, Container, Holder, Memo, Named, Signature
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, generator_state, set_state, untouched
-from ortrain.module_state.version import put_back, version_of
+from ortrain.pytorch.version import put_back, version_of
 
 
 class Watch:

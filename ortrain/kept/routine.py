@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ortrain.errors import CheckFailed, ExecutionError
-from ortrain.guards.autocast import Autocast
 from ortrain.kept.arguments import Arguments
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.history import leaves_of
 from ortrain.kept.parameter import Parameter, memory_of
 from ortrain.kept.shared import Handed, silent
 from ortrain.module_state.holder import same_elements
-from ortrain.module_state.version import put_back, version_of
+from ortrain.pytorch.autocast import Autocast
+from ortrain.pytorch.version import put_back, version_of
 
 
 class Routine(Kept):

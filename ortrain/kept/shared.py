@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ortrain.kept.parameter import BUFFERS, Parameter
 from ortrain.module_state.holder import same_elements
-from ortrain.module_state.version import version_of
+from ortrain.pytorch.version import version_of
 
 
 class Handed:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ortrain.module_state.holder import Entries, Items, Named
 from ortrain.module_state.survey import Survey
-from ortrain.module_state.version import put_back, version_of
+from ortrain.pytorch.version import put_back, version_of
 
 # Lists of recurrent layers, which torch keeps in step itself.
 _IN_STEP = ("_flat_weights",)

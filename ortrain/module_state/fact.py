@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ortrain.module_state.hooks import HOOKS
 from ortrain.module_state.value import MIXED, frozen, short
-from ortrain.module_state.version import version_of
+from ortrain.pytorch.version import version_of
 
 # How the paths begin of what is not in the module but around it.
 AROUND = ("class ", "function ", "global ")

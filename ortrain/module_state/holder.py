@@ -21,7 +21,7 @@ from ortrain.module_state.memo import (
     memo_state,
 )
 from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
-from ortrain.module_state.version import at_version, version_of
+from ortrain.pytorch.version import at_version, version_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)

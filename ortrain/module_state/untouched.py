@@ -25,10 +25,10 @@ from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Name
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
 from ortrain.module_state.modes import parametrizations_uncached
 from ortrain.module_state.references import no_new_references
-from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import bear_attributes, standing_in
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
+from ortrain.pytorch.saving import unhooked
 
 # torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;
 # and where transformers notes that it has installed hooks that collect hidden states.

@@ -1,6 +1,7 @@
-"""What the front end needs of PyTorch beyond its public interface: one concern a file.
+"""What is asked of PyTorch beside computing: one concern a file.
 
-Each file says what it uses, and what serves without it; ``tests/pytorch/`` pins it.
+A file that goes beyond the public interface says what it uses, and what serves without it;
+``tests/pytorch/`` pins it.
 """
 
 from ortrain.extras import require

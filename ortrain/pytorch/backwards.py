@@ -1,6 +1,6 @@
 """Which hooks on saved tensors are around: those of a checkpoint, those of the user.
 
-Public, but for how hooks on saved tensors are read, which is :mod:`ortrain.module_state.saving`'s.
+Public, but for how hooks on saved tensors are read, which is :mod:`ortrain.pytorch.saving`'s.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch.autograd import graph
 from torch.utils import checkpoint
 
-from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.saving import saving_hooks
 
 
 def is_checkpointed() -> bool:

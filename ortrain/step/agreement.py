@@ -25,8 +25,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.errors import CheckFailed, listing
-from ortrain.guards.autocast import without_autocast
-from ortrain.guards.layout import may_be_channels_last, nestings, order_of
+from ortrain.pytorch.autocast import without_autocast
+from ortrain.pytorch.layout import may_be_channels_last, nestings, order_of
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 

@@ -19,9 +19,9 @@ import torch
 from ortrain.capture.trace.returned import Source
 from ortrain.errors import CheckFailed, StateError
 from ortrain.graph.walk import dependencies
-from ortrain.guards.layout import laid
 from ortrain.guards.structure import FlatCall
-from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.layout import laid
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
 from ortrain.step.chain import Chain, Follower, is_asked

@@ -13,8 +13,8 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from ortrain.errors import ExecutionError, OrtrainError
-from ortrain.guards.layout import laid
 from ortrain.pytorch.hooks import without_gradient
+from ortrain.pytorch.layout import laid
 from ortrain.step.build import Piece, Plan
 from ortrain.step.ranges import marked, profiled
 from ortrain.step.replay import Gradients, Sealed

@@ -30,11 +30,11 @@ from ortrain.guards.call_kinds import Kinds
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.record import classes_of
 from ortrain.guards.structure import FlatCall
-from ortrain.module_state.saving import unhooked
 from ortrain.ops.kept import keys_of
 from ortrain.passes.linear_loss import blocks_of, in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.program import Program, Role
+from ortrain.pytorch.saving import unhooked
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
 from ortrain.runtime.memory import HOLES, Ceiling, release_free_memory

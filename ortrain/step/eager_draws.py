@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.hooks import parts_of
 from ortrain.pytorch.modes import EagerMode, makes_numbers
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.step.seeds import Seeds
 
 _NAMES = {

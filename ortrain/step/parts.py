@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.modules import module as global_hooks
 
 from ortrain.module_state.hooks import HOOKS
-from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.step.report import Report
 from ortrain.step.wrappers import needs_its_own_forward
 

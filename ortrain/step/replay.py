@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.errors import OrtrainError, StateError, UnsupportedGradient
-from ortrain.guards.autocast import active, autocast_as, without_autocast
 from ortrain.guards.guard import Guard
 from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.module_state.modes import modes_kept
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import untouched
+from ortrain.pytorch.autocast import active, autocast_as, without_autocast
 from ortrain.step.draws import replayed_draws
 from ortrain.step.parts import without_stand_ins
 

@@ -40,9 +40,9 @@ from ortrain.guards.guard import Ambient, ambient, inner_hooks
 from ortrain.guards.handed import Changes, apart
 from ortrain.guards.numbers import MOST_VALUES, WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.module_state.saving import saving_hooks
 from ortrain.module_state.untouched import call_aside
 from ortrain.passes.tokens import Shown
+from ortrain.pytorch.saving import saving_hooks
 from ortrain.step.compiler import MOST_SHAPES, StepCompiler
 from ortrain.step.contest import Race
 from ortrain.step.density import print_density

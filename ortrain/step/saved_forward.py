@@ -14,7 +14,7 @@ from ortrain.errors import StateError, UnsupportedGradient, listing
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
 from ortrain.kept.context import replayed
-from ortrain.module_state.version import contents
+from ortrain.pytorch.version import contents
 from ortrain.step.build import Plan
 from ortrain.step.feeds import COPIED
 from ortrain.step.replay import Caller, Gradients, Repeated

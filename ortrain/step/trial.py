@@ -14,16 +14,16 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.trace.checkpointing import reentrant_as_it_is, reentrant_as_the_others
 from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, listing
-from ortrain.guards.autocast import without_autocast
 from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of, undone
-from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import Effects, random_states, untouched, watched
-from ortrain.module_state.version import put_back, version_of
 from ortrain.program import Role
+from ortrain.pytorch.autocast import without_autocast
+from ortrain.pytorch.saving import unhooked
+from ortrain.pytorch.version import put_back, version_of
 from ortrain.runtime.memory import HOLES, release_pools
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import TOLERANCES

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import convert_to_fp32
 from torch import nn
 
-from ortrain.guards.autocast import Autocast, active, autocast_as, without_autocast
+from ortrain.pytorch.autocast import Autocast, active, autocast_as, without_autocast
 
 
 class ModuleWithLoss(nn.Module):

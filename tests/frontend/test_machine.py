@@ -31,7 +31,7 @@ from ortrain.errors import InputError, NotServed, OrtrainWarning, ParityError
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.machine import QUIET
 from ortrain.frontend.policy import Policy
-from ortrain.guards.autocast import autocast_depth
+from ortrain.pytorch.autocast import autocast_depth
 from tests.frontend.compiling import Doubled
 
 PACKAGE = Path(ortrain.__file__).parent

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.module_state.saving import NothingSaved, saving_hooks, unhooked
 from ortrain.module_state.untouched import call_aside
+from ortrain.pytorch.saving import NothingSaved, saving_hooks, unhooked
 from ortrain.runtime.memory import Ceiling, in_use
 
 # Operators that save what they give: each would hold itself.

@@ -47,8 +47,8 @@ from ortrain.capture.trace.keeping import keeper
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.traced import Traced
-from ortrain.guards.autocast import Autocast, without_autocast
 from ortrain.program import Check
+from ortrain.pytorch.autocast import Autocast, without_autocast
 
 __all__ = ["Cleaned", "clean", "missing"]
 

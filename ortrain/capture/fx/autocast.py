@@ -24,7 +24,7 @@ from ortrain.capture.fx.decompose import decompose_call
 from ortrain.capture.fx.regions import AUTOCAST
 from ortrain.capture.fx.splice import from_same_place, new_node
 from ortrain.capture.origin import captured_error, operator_name
-from ortrain.guards.autocast import Autocast, autocast_as, without_autocast
+from ortrain.pytorch.autocast import Autocast, autocast_as, without_autocast
 
 aten = torch.ops.aten
 

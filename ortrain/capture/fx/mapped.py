@@ -33,7 +33,7 @@ from ortrain.capture.fx.splice import from_same_place, splice
 from ortrain.capture.onnx.translations.base import symbolic
 from ortrain.capture.origin import located, operator_name, origin
 from ortrain.capture.trace.refusal import named
-from ortrain.guards.autocast import Autocast, autocast_as
+from ortrain.pytorch.autocast import Autocast, autocast_as
 
 _OPENS, _CLOSES = predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting
 _PREPARES = predispatch.lazy_load_decompositions

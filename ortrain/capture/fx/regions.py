@@ -11,7 +11,7 @@ from torch import fx
 from ortrain.capture.fx.memory import layout, memory
 from ortrain.capture.fx.splice import WITHOUT_GRADIENT, new_node, splice, substitute
 from ortrain.capture.fx.statistics import may_update_statistics
-from ortrain.guards.autocast import Autocast
+from ortrain.pytorch.autocast import Autocast
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ import torch
 from ortrain.capture.onnx.lift import State
 from ortrain.capture.trace.checkpointing import checkpoint_of
 from ortrain.capture.traced import Traced
-from ortrain.guards.autocast import Autocast
 from ortrain.module_state.holder import resolved
+from ortrain.pytorch.autocast import Autocast
 
 
 def parts_of(

@@ -23,8 +23,8 @@ from ortrain.capture.trace.functions import called_instead, twin_of
 from ortrain.capture.trace.keeping import keeper, live_modules
 from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
-from ortrain.module_state.saving import NothingSaved
 from ortrain.module_state.untouched import Effects, calls_aside, watched
+from ortrain.pytorch.saving import NothingSaved
 
 _compiler: Any = torch.compiler
 _QUESTIONS: tuple[FunctionType, ...] = (

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ortrain.errors import UnsupportedInput
-from ortrain.guards.layout import OVERLAPPING, laid, layout_of, without_gaps
+from ortrain.pytorch.layout import OVERLAPPING, laid, layout_of, without_gaps
 
 _CONSTANT = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
              torch.memory_format)  # fmt: skip

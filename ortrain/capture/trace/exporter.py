@@ -42,7 +42,7 @@ from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.capture.trace.symbols import symbols_as_numbers
 from ortrain.capture.trace.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
-from ortrain.guards import autocast
+from ortrain.pytorch import autocast
 from ortrain.pytorch.recurrent import whole_recurrences
 
 TESTED = ("2.13", "2.14", "2.15")

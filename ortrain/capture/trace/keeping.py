@@ -28,7 +28,6 @@ from ortrain.capture.trace.refusal import first_line, line_of
 from ortrain.capture.trace.rowwise import axes_of
 from ortrain.errors import OrtrainError
 from ortrain.exclusive import this_thread
-from ortrain.guards.autocast import active
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.effects import undone
@@ -37,6 +36,7 @@ from ortrain.kept.shared import buffers_of, place_of
 from ortrain.module_state.untouched import call_aside
 from ortrain.ops.kept import keys_of
 from ortrain.program import Program
+from ortrain.pytorch.autocast import active
 
 _LIBRARY = torch.library.Library("ortrain", "FRAGMENT")
 _LIBRARY.define("kept(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")

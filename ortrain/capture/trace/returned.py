@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from ortrain.capture.traced import Traced
-from ortrain.guards.layout import inverse, laid
 from ortrain.pytorch.conditions import with_sizes
+from ortrain.pytorch.layout import inverse, laid
 
 # What the symbols of sizes stand for: an axis may be of one in the example alone.
 _SOME = 1009, 2

@@ -25,11 +25,11 @@ from ortrain.capture.trace.keeping import Keeper, keeper
 from ortrain.capture.trace.seen import Seen, site_of
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
-from ortrain.guards.autocast import active
 from ortrain.kept.arguments import Arguments
 from ortrain.kept.parameter import BUFFERS, Parameter
 from ortrain.kept.routine import Routine
 from ortrain.kept.shared import others
+from ortrain.pytorch.autocast import active
 
 
 @contextlib.contextmanager

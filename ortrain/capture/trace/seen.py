@@ -27,7 +27,6 @@ from ortrain.capture.trace.found import Effects, Found, refused, ways
 from ortrain.capture.trace.functions import called_instead, twin_of
 from ortrain.capture.trace.keeping import Keeper
 from ortrain.errors import CaptureError, listing
-from ortrain.guards.autocast import active, autocast_as
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Site
 from ortrain.kept.history import leaves_of
@@ -36,6 +35,7 @@ from ortrain.kept.shared import buffers_of, place_of, silent
 from ortrain.module_state.holder import Contents, Holder, Memo, same_elements, were_written
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, call_aside, generator_state, set_state
+from ortrain.pytorch.autocast import active, autocast_as
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
              torch.layout, torch.memory_format, torch.Size, slice, type, FunctionType,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ortrain.guards.layout import OVERLAPPING, laid, layout_of, nestings, without_gaps
+from ortrain.pytorch.layout import OVERLAPPING, laid, layout_of, nestings, without_gaps
 
 IMAGES = torch.zeros(2, 3, 4, 5)
 GREY = torch.zeros(2, 1, 4, 5)
