@@ -24,7 +24,7 @@ LAYERS = """
     module_state
     guards
     kept
-    capture.origin capture.traced
+    capture.origin capture.traced capture.returned capture.writes
     capture.trace
     capture.onnx
     capture.fx

@@ -8,7 +8,9 @@ those above it, and none below:
 - `onnx`: translations of ATen operators, and programs made of what they give;
 - `fx`: the exported graph is cleaned between the two, into operators that have a translation.
 
-`origin` tells where in the user's code a node comes from, to all of them.
+To all of them `origin` tells where in the user's code a node comes from, `traced` what a graph's
+inputs and outputs are, `returned` which outputs are no new tensors, and `writes` what an operator
+writes to.
 """
 
 from ortrain.extras import require

@@ -20,6 +20,7 @@ from ortrain.cache import Cache
 from ortrain.capture.onnx import lift
 from ortrain.capture.onnx.fingerprint import parts_of
 from ortrain.capture.onnx.translations.base import SymbolicSize, symbolic
+from ortrain.capture.returned import Source, sources_of, views_of
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, free_name
 from ortrain.capture.trace.constants import read_in_place
@@ -28,7 +29,6 @@ from ortrain.capture.trace.exporter import check_version
 from ortrain.capture.trace.keeping import Keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import located
-from ortrain.capture.trace.returned import Source, sources_of, views_of
 from ortrain.capture.trace.seen import seen_routines
 from ortrain.capture.trace.sharing import share
 from ortrain.capture.traced import Traced

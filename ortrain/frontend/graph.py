@@ -15,7 +15,7 @@ from ortrain.autodiff.engine import influences
 from ortrain.cache import Cache
 from ortrain.capture.fx.complex_pairs import as_real
 from ortrain.capture.origin import IN_PYTORCH
-from ortrain.capture.trace.returned import Source
+from ortrain.capture.returned import Source
 from ortrain.config import Options
 from ortrain.errors import (
     CheckFailed,

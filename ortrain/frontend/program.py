@@ -23,8 +23,8 @@ from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
 from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.origin import IN_PYTORCH, captured_error
+from ortrain.capture.returned import Source, sources_of
 from ortrain.capture.trace.call import Leaf, free_name
-from ortrain.capture.trace.returned import Source, sources_of
 from ortrain.capture.traced import Traced
 from ortrain.capture.translation import Watch, program_of, registry_of
 from ortrain.frontend.aten import aliases_of, aten_of

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from ortrain.capture.fx.functional import DETACHES
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.origin import IN_PYTORCH, captured_error
-from ortrain.capture.trace.returned import written_by
+from ortrain.capture.returned import written_by
 from ortrain.errors import CaptureError
 from ortrain.frontend.writes import writes_of
 from ortrain.step.links import Linked, Links, Views

@@ -8,7 +8,7 @@ from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.statistics import statistics_of
 from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
-from ortrain.capture.trace.writes import written_by
+from ortrain.capture.writes import written_by
 
 
 def writes_of(node: fx.Node) -> list[fx.Node]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.trace.returned import Source
+from ortrain.capture.returned import Source
 from ortrain.errors import CheckFailed, StateError
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall

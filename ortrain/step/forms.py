@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.export import Captured
-from ortrain.capture.trace.returned import Source
+from ortrain.capture.returned import Source
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import Attribute, Moving

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.export import Captured
-from ortrain.capture.trace.returned import Source
+from ortrain.capture.returned import Source
 from ortrain.guards.handed import Changes, Handed
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.program import Program, Role

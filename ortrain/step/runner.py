@@ -17,10 +17,10 @@ import torch
 from torch import is_grad_enabled, nn
 
 from ortrain.capture.onnx.lift import uninitialized
+from ortrain.capture.returned import instead
 from ortrain.capture.trace.keeping import keeping
 from ortrain.capture.trace.refusal import Refusal
 from ortrain.capture.trace.rehearsal import foretold, settled
-from ortrain.capture.trace.returned import instead
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,

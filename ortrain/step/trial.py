@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.returned import instead
 from ortrain.capture.trace.checkpointing import reentrant_as_it_is, reentrant_as_the_others
-from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, listing
 from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure

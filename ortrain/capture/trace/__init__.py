@@ -11,6 +11,5 @@
   code.
 - What stays PyTorch's: `keeping` has its calls, `found` what they give; `rowwise` knows those that
   treat tokens alone, by their code (`closed_code`) and their operators (`token_axes`).
-- What is learned: `decisions` about sizes, which have `outcomes`; outputs that are no new tensors
-  (`returned`).
+- What is learned: `decisions` about sizes, which have `outcomes`.
 """

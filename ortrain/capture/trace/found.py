@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.capture.trace.writes import written_by
+from ortrain.capture.writes import written_by
 from ortrain.errors import CaptureError
 from ortrain.kept.arguments import Result
 from ortrain.kept.call import Kept, Site

@@ -34,7 +34,7 @@ from ortrain.capture.trace import exact_numbers as exact
 from ortrain.capture.trace.exact_numbers import Inexact, number_of
 from ortrain.capture.trace.number_rules import RULES, UNREAD, WRITING, Form, Rule, Vector
 from ortrain.capture.trace.patched import replaced
-from ortrain.capture.trace.writes import written_by
+from ortrain.capture.writes import written_by
 from ortrain.exclusive import this_thread
 from ortrain.module_state.survey import compared
 
