@@ -365,9 +365,10 @@ def _copied(module: nn.Module, given: Any) -> Any:
 
 
 def wanting_of(given: Any) -> dict[str, Tensor]:
-    """The arguments of a call that want gradients, by names. A call may put others in their place.
+    """The arguments of a call that want gradients, by names.
 
-    Models of sentence-transformers return the dictionary that they were given.
+    To be asked before the call, which may put its results among them: models of
+    sentence-transformers return the dictionary that they were given.
     """
     return {f"args.{i}": t for i, t in enumerate(tensors_of(given)) if t.requires_grad}
 

@@ -21,10 +21,11 @@ from ortrain.errors import CheckFailed, StateError
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
 from ortrain.pytorch.layout import laid
+from ortrain.pytorch.nodes import is_asked, takes
 from ortrain.pytorch.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
-from ortrain.step.chain import Chain, Follower, is_asked
+from ortrain.step.chain import Chain, Follower
 from ortrain.step.feeds import Bound, Feeds
 from ortrain.step.links import Linked
 from ortrain.step.replay import PROBE, Caller, Gradients, Repeats, Sealed
@@ -331,16 +332,17 @@ def _taken(ctx: Any, kept: SavedForward, way: Backward) -> Gradients:
     gradients = way.take(ctx.group)
     if ctx.group.pieces in kept.bound.fitting:
         return gradients
-    edges = ctx.next_functions
-    edges, fits = edges[len(edges) - len(gradients) :], True
-    for place, (gradient, (node, at)) in enumerate(zip(gradients, edges, strict=True)):
-        if gradient is None or node is None or node._input_metadata[at].shape == gradient.shape:
-            continue
-        fits = False
+    edges = ctx.next_functions[len(ctx.next_functions) - len(gradients) :]
+    misfits = [
+        (place, node)
+        for place, (gradient, (node, at)) in enumerate(zip(gradients, edges, strict=True))
+        if gradient is not None and not takes(node, at, gradient)
+    ]
+    if not misfits:
+        kept.bound.fitting.add(ctx.group.pieces)
+    for place, node in misfits:
         if not is_asked(node):
             gradients[place] = None
-    if fits:
-        kept.bound.fitting.add(ctx.group.pieces)
     return gradients
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from ortrain.errors import OrtrainError
+from ortrain.pytorch.nodes import executes
 from ortrain.step.links import Linked, Views
 from ortrain.step.replay import PROBE, Gradients
 from ortrain.step.sample import Sample
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ortrain.step.saved_forward import SavedForward
 
 _task = torch._C._current_graph_task_id
-_executes: Any = torch._C._will_engine_execute_node
 _PROBED: Any = PROBE.view_as(PROBE).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
@@ -49,14 +49,6 @@ def nobody_looks() -> Iterator[None]:
         yield
     finally:
         _here.looks = True
-
-
-def is_asked(node: Any) -> bool:
-    """Whether the backward that runs comes to this node."""
-    try:
-        return bool(_executes(node))
-    except RuntimeError:  # PyTorch's answer for a leaf that `autograd.grad` asks for
-        return True
 
 
 class Chain:
@@ -161,7 +153,7 @@ class Chain:
 
     def _somebody_looks(self) -> bool:
         """Whether the gradients between outputs are seen: by hooks, or as what is asked for."""
-        return self._has_hooks() or (_here.looks and not _executes(_PROBED))
+        return self._has_hooks() or (_here.looks and not executes(_PROBED))
 
     def _has_hooks(self) -> bool:
         for hooks in self.hooks.values():

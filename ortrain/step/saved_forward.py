@@ -14,6 +14,7 @@ from ortrain.errors import StateError, UnsupportedGradient, listing
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
 from ortrain.kept.context import replayed
+from ortrain.pytorch.backwards import is_checkpointed
 from ortrain.pytorch.version import contents
 from ortrain.step.build import Plan
 from ortrain.step.feeds import COPIED
@@ -114,7 +115,7 @@ class SavedForward:
         packed = {id(self.users[i]): i for i in users}
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
-        self.empty(Packed(users, places, again, call))
+        self.empty(Packed(users, places, again, call, is_checkpointed()))
         return [*tensors, torch.tensor(self._marks(users, len(tensors)))]
 
     def empty(self, packed: Packed) -> None:
@@ -150,21 +151,20 @@ class SavedForward:
         self.packed = None
         count = len(packed.users)
         own = self._marks(packed.users, count + len(packed.places))
-        marks = saved[-1].tolist()
-        if marks != _checked(marks[:-1]):  # a hook has given back something else than it was given
-            marks = own
-        tensors = saved[-1 - marks[2] : -1]
+        marks = saved[-1].tolist() if packed.repeats else own
+        number, read, handed = marks
+        tensors = saved[-1 - handed : -1]
         take = self.step.plan.exchange.take
         users = list(self.users)
         for i, tensor in zip(packed.users, tensors, strict=False):
             users[i], self.feeds[i] = tensor, take(tensor)
         self.users = users
-        if marks == own:
+        if number == own[0]:
             for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
                 values[i] = take(tensor)
             for values, i, user in packed.again:
                 values[i] = self.feeds[user]
-        elif self.may_be_repeated and marks[1] == own[1]:
+        elif self.may_be_repeated and read == own[1]:
             for (values, i), tensor in zip(packed.places, tensors[count:], strict=False):
                 if values is self.feeds:
                     values[i] = take(tensor)
@@ -172,8 +172,8 @@ class SavedForward:
         else:
             raise StateError(
                 "a checkpoint's repetition has run another graph than its first run",
-                because="the module is not as it was, and this one calls parts that are not in it, "
-                "writes to something, or takes other arguments",
+                because="the module has changed in between, and the first graph cannot run again: "
+                "it has calls of PyTorch's, writes to its arguments, or takes other ones",
                 help='leave this module to PyTorch: Options(engine="torch")',
             )
         if packed.call:
@@ -185,11 +185,14 @@ class SavedForward:
         self.versions = [*self.versions[: len(watched)], *contents(users)]
 
     def _marks(self, users: Sequence[int], count: int) -> list[int]:
-        """Which step has packed so many tensors, and of which arguments, seed and buffers."""
+        """The step, a number for the names of what it reads, and how many tensors it has packed.
+
+        What it reads are arguments at these positions, the seed, and buffers that it overwrites.
+        """
         feeds, copies = self.step.feeds, self.step.copies
         names = [feeds.names[i] for i in [*users, *[i for i, _ in copies]]]
         read = zlib.crc32(repr((feeds.seeded, names)).encode())
-        return _checked([self.step.number, read, count])
+        return [self.step.number, read, count]
 
     def follow(self) -> None:
         """Takes parameters again whose memory was freed and made anew since the forward."""
@@ -214,9 +217,8 @@ class SavedForward:
     @property
     def may_be_spent(self) -> bool:
         """Whether what one backward has freed may be made again for another."""
-        plan = self.step.plan
         is_one = len(self.step.groups) == 1 and self.node is None
-        return is_one and not plan.kept and not plan.writes
+        return is_one and self.may_be_repeated
 
     @property
     def may_be_repeated(self) -> bool:
@@ -320,10 +322,6 @@ class SavedForward:
             )
 
 
-def _checked(marks: list[int]) -> list[int]:
-    return [*marks, zlib.crc32(repr(marks).encode())]
-
-
 @dataclass(frozen=True)
 class Packed:
     """Where the tensors of a forward belong that autograd holds: first those of the call.
@@ -333,12 +331,14 @@ class Packed:
         places: of those behind them, as lists and positions.
         again: where else a value of the call's stands: as lists and positions, with the user's.
         call: positions among the call's arguments, with those among the users'.
+        repeats: whether a checkpoint gives them back, from its repetition of the call.
     """
 
     users: list[int]
     places: list[tuple[list[Any], int]]
     again: list[tuple[list[Any], int, int]]
     call: dict[int, int]
+    repeats: bool
 
 
 def _places(step: Step, stash: Sequence[list[Any]]) -> Iterator[tuple[list[Any], int]]:

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ortrain.pytorch import conditions, operators, sources, switches, tracing, transforms
+from ortrain.pytorch import conditions, nodes, operators, sources, switches, tracing, transforms
 
 
 def graphs_of(code: Any, *args: Any) -> list[tuple[fx.GraphModule, Sequence[Any]]]:
@@ -192,3 +192,34 @@ def test_a_tensor_of_a_transform_is_told_also_when_that_is_over() -> None:
 def test_operators_are_of_two_kinds() -> None:
     assert isinstance(torch.ops.aten.add.Tensor, operators.OpOverload)
     assert isinstance(torch.ops.higher_order.cond, operators.HigherOrderOperator)
+
+
+class Asking(torch.autograd.Function):
+    """Notes which of the nodes behind it a backward comes to, and which take a gradient of five."""
+
+    noted: tuple[list[bool], list[bool]]
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one.sum() + other.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        behind = ctx.next_functions
+        Asking.noted = (
+            [nodes.is_asked(node) for node, _ in behind],
+            [nodes.takes(node, at, torch.zeros(5)) for node, at in behind],
+        )
+        return gradient.expand(5), gradient.expand(3)
+
+
+def test_a_backward_knows_which_nodes_it_comes_to_and_what_they_take() -> None:
+    one, other = torch.zeros(5, requires_grad=True), torch.zeros(3, requires_grad=True)
+    result = one * 2
+    Asking.apply(one, other).backward()
+    assert Asking.noted == ([True, True], [True, False])
+    torch.autograd.grad(Asking.apply(one, other), one)
+    assert Asking.noted == ([True, False], [True, False])
+    torch.autograd.grad(Asking.apply(result, other), result)
+    assert Asking.noted == ([True, False], [True, False])
+    assert nodes.takes(None, 0, one)
