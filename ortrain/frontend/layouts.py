@@ -59,8 +59,9 @@ def laid_out(target: Any, args: Sequence[Any], result: Any) -> Any:
     return result if kernel is None else result.contiguous(memory_format=kernel(given))
 
 
-# Values of the symbols in sizes. At two some results are views that are copies at other sizes.
-_TRIED = (2, 3, 8)
+# Values of the symbols in sizes. At two some results are views that are copies at other sizes. The
+# larger ones are for what convolutions leave nothing of at the others.
+_TRIED, _LARGER = (2, 3, 8), (1000, 3001, 8002)
 _RESHAPE = torch.ops.aten.reshape.default
 
 
@@ -91,8 +92,9 @@ def decide_layouts(graph: fx.Graph) -> None:
 def _is_undecided(sizes: Sequence[Any], strides: Sequence[Any], shape: Sequence[Any]) -> bool:
     """Whether a reshaped tensor's axes lie in their order at some sizes and otherwise at others."""
     first, last = len(sizes), len(sizes) + len(strides)
+    every = [*sizes, *strides, *shape]
     found = set()
-    for values in with_sizes([*sizes, *strides, *shape], _TRIED):
+    for values in [*with_sizes(every, _TRIED)] or with_sizes(every, _LARGER):
         given = torch.empty_strided(values[:first], values[first:last], device="meta")
         try:
             result = given.reshape(values[last:])

@@ -95,7 +95,7 @@ def decide_bounds(values: Iterable[Any]) -> None:
 
 
 def with_sizes(values: Sequence[Any], tried: Sequence[int]) -> Iterator[list[Any]]:
-    """Sizes and numbers as they are where their symbols have some values.
+    """Sizes and strides as they are where their symbols have some values, and none is negative.
 
     Args:
         values: they may have symbols.
@@ -108,9 +108,11 @@ def with_sizes(values: Sequence[Any], tried: Sequence[int]) -> Iterator[list[Any
     for chosen in product(tried, repeat=count) if count <= 3 else [[n] * count for n in tried]:
         known = dict(zip(symbols, map(sympy.Integer, chosen), strict=True))
         try:
-            yield [int(e.xreplace(known)) if isinstance(e, sympy.Expr) else e for e in exprs]
+            found = [int(e.xreplace(known)) if isinstance(e, sympy.Expr) else e for e in exprs]
         except ZeroDivisionError:  # a size is a share of another one
             continue
+        if min(found, default=0) >= 0:  # a convolution leaves nothing of so few
+            yield found
 
 
 def decide_sizes(values: Iterable[Any]) -> bool:

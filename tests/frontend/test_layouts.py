@@ -156,3 +156,32 @@ def test_attention_lies_as_that_of_the_kernel_which_evaluation_has() -> None:
             x = torch.randn(rows, 5, 8)
             assert model(x, x, x)[0].stride() == module(x, x, x)[0].stride()
     assert model.report.graph_calls == 2
+
+
+class Sounds(nn.Module):
+    """Convolutions leave nothing of few samples; what is left is parted into heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Sequential(nn.Conv1d(1, 8, 10, 5), nn.Conv1d(8, 8, 3, 2))
+
+    def forward(self, sounds: Tensor) -> Tensor:
+        """The sum of products of neighbours."""
+        x = self.narrow(sounds[:, None]).transpose(1, 2)
+        heads = x.reshape(x.shape[0], -1, 2, 4).transpose(1, 2)
+        return (heads @ heads.transpose(2, 3)).sum()
+
+
+def test_what_convolutions_leave_is_reshaped() -> None:
+    plain = Sounds()
+    options = Options(engine="aten", fallback="raise", certificate="first")
+    model = ORTModule(copy.deepcopy(plain), options=options)
+    for rows, samples in ((2, 100), (3, 213), (1, 65)):
+        given = torch.randn(rows, samples)
+        loss, expected = model(given), plain(given)
+        loss.backward(), expected.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+    assert model.report.graph_calls == 3
+    assert model.report.captures == 1
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-4, atol=1e-4)

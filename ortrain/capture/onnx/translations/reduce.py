@@ -196,14 +196,14 @@ _truth(aten.any.default, aten.any.dim, aten.any.dims, of_one=True)
 _truth(aten.all.default, aten.all.dim, aten.all.dims, of_one=False)
 
 
-@translation(aten.amax.default)
+@translation(aten.amax.default, aten.max.default)
 def amax(
     op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
 ) -> ir.Value:
     return op.ReduceMax(self, *axes_of(dim or None), keepdims=int(keepdim))
 
 
-@translation(aten.amin.default)
+@translation(aten.amin.default, aten.min.default)
 def amin(
     op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
 ) -> ir.Value:
