@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.config import Engine
+from ortrain.cpuinfo import slowness
 from ortrain.frontend.autotune import Duel, Times
 from ortrain.frontend.equal import equal_blocks
 from ortrain.step import marks
@@ -145,13 +146,14 @@ def challengers_of(
         trains: whether the calls have gradients.
         padding: the share of a batch that is padding, which a graph of the whole leaves out.
     """
-    cost = Prospect.of(module).cost
+    slow = slowness()
+    cost = Prospect.of(module).cost * slow
     whole = Challenger(MODULE, cost, 1 - (1 - gain) * (1 - padding), in_parts=gain)
     if not trains or not (blocks := equal_blocks(module)):
         return [whole]
     kinds = {_kind(block): block for block in blocks}.values()
     layers = sum(map(layers_in, kinds))
-    parts = Challenger(BLOCKS, FIRST + 3 * LAYER * layers, gain * OF_BLOCKS)
+    parts = Challenger(BLOCKS, (FIRST + 3 * LAYER * layers) * slow, gain * OF_BLOCKS)
     return [parts, whole] if parts.cost < CHEAP * whole.cost else [whole]
 
 
@@ -354,7 +356,7 @@ class Policy:
         assert self.prospect is not None
         left, cost = self.prospect.steps, each.cost
         if _FRONT_END not in sys.modules:
-            cost += LOADING
+            cost += LOADING * slowness()
         if self._first and self.overhead.total - self._first + cost > SHARE * elapsed:
             return False
         if left is not None:

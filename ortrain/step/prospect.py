@@ -36,9 +36,10 @@ GAIN = 0.25
 # BERT and MiniLM.
 GAIN_OF_NARROW = 0.25
 # That of float32, padding aside, by the processor's maker and family: on EPYCs of the fifth
-# generation, where MKL is slow, 0.54 of MiniLM and 0.58 of BERT; on those before 0.18 of MiniLM and
-# GPT-2, 0.33 of BERT; on a Xeon without AMX 0.11 of GPT-2, 0.24 of BERT.
-GAIN_OF_WIDE = {"AuthenticAMD": 0.25, "GenuineIntel": 0.2}
+# generation, where MKL is slow, 0.54 of MiniLM and 0.58 of BERT; on those before 0.15 of MiniLM,
+# 0.2 to 0.4 of GPT-2, 0.2 of BERT and Whisper, 0.1 or nothing of DeBERTa, wav2vec 2.0 and a small
+# Llama; on a Xeon without AMX 0.11 of GPT-2, 0.24 of BERT.
+GAIN_OF_WIDE = {"AuthenticAMD": 0.2, "GenuineIntel": 0.2}
 GAIN_ON_ZEN5, ZEN5 = 0.5, 26
 # The share of that which a graph saves of layers that run the same kernels in it: of a ResNet-18 a
 # tenth of the time was saved, of a UNet and of an LSTM nothing.
