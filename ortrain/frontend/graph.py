@@ -296,7 +296,8 @@ class Graph:
         Args:
             form: the program.
             args: of the call.
-            caller: hears of its backwards; None where one that fails shall fail.
+            caller: hears of its backwards; None where one that fails shall fail, and where they
+                tell nothing of those to come.
         """
         way = form.way
         users, held = [args[i] for i in way.places], [args[i] for i in way.held]
@@ -314,7 +315,7 @@ class Graph:
             call = tuple(given)
         if trains:
             outputs = way.step.train(users, call, caller, held, certain=certain, viewed=args)
-            if not certain:
+            if caller is not None and not certain:
                 form.learn(outputs[: way.step.plan.outputs])
         else:
             outputs = way.step.infer(users, held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ortrain import Options, ORTModule
 from tests.module.alike import ENGINES, assert_alike, history
 
 
@@ -94,3 +96,32 @@ def test_a_write_before_the_backward_is_noticed_where_it_matters(case: str, engi
     assert_alike(found, expected)
     # Backwards that raise are not timed.
     assert model.report.graph_calls or (matters and engine == "default")
+
+
+class Both(nn.Module):
+    """A loss, and what it is computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layer(x * 0.5)
+        return {"loss": logits.square().mean(), "logits": logits}
+
+
+@pytest.mark.parametrize("certificate", ["off", "first", "each size"])
+def test_the_first_backward_of_all_may_be_of_other_outputs_than_the_loss(certificate: Any) -> None:
+    """A comparison's own backwards, which are of the loss alone, tell nothing of those to come."""
+    torch.manual_seed(0)
+    plain = Both()
+    options = Options(engine="aten", fallback="raise", certificate=certificate)
+    model = ORTModule(copy.deepcopy(plain), options=options)
+    for rows in (3, 5):
+        for each in (plain, model):
+            x = torch.arange(4.0 * rows).reshape(rows, 4).sin()
+            found = each(x)
+            x.zero_()
+            (found["loss"] + found["logits"].sum()).backward()
+    torch.testing.assert_close(model.module.layer.weight.grad, plain.layer.weight.grad)
+    assert model.report.graph_calls == 2
