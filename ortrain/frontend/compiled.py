@@ -213,7 +213,8 @@ class Compiled:
         self._told.enter_context(marked("capture"))
         self.overhead.begin("trace")
         if (call := heard()) is not None:
-            with_open_sizes(pytree.tree_leaves(call.given))
+            for leaf in pytree.tree_leaves(call.given):
+                with_open_sizes(leaf)
         self._breaks = breaks()
 
     def ends(self) -> None:

@@ -31,7 +31,7 @@ from ortrain.frontend.aten import aliases_of, aten_of
 from ortrain.frontend.grids import grids_as_views
 from ortrain.frontend.layouts import decide_layouts
 from ortrain.frontend.original import Original
-from ortrain.frontend.views import Outside, outside_of
+from ortrain.frontend.views import Outside, all_inside, outside_of
 from ortrain.frontend.writes import written
 from ortrain.program import Program
 from ortrain.pytorch.autocast import active
@@ -72,13 +72,18 @@ class Translated:
     original: Original
 
 
-def translated(module: fx.GraphModule, real: Sequence[Any], opset: int = 21) -> Translated:
+def translated(
+    module: fx.GraphModule, real: Sequence[Any], opset: int = 21, *, whole: bool = False
+) -> Translated:
     """The program of a graph, made while Dynamo waits for it.
 
     Args:
         module: Dynamo's graph.
         real: its inputs at the call that is being compiled.
         opset: of the program.
+        whole: whether the program has all tensors that the graph returns for outputs, views of
+            inputs and of one another among them, and takes for granted what the code asks of
+            values: one that runs beside PyTorch.
 
     Raises:
         CaptureError: it has no translation.
@@ -86,14 +91,14 @@ def translated(module: fx.GraphModule, real: Sequence[Any], opset: int = 21) -> 
     with apart():
         while True:
             try:
-                return _translated(module, real, opset)
+                return _translated(module, real, opset, whole)
             except SymbolicSize as error:
                 values, error.values = error.values, ()
                 if not decide_sizes(values):
                     raise
 
 
-def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Translated:
+def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int, whole: bool) -> Translated:
     holders = module.graph.find_nodes(op="placeholder")
     decide_bounds(node.meta.get("example_value") for node in module.graph.nodes)
     fakes = aliases_of([holder.meta["example_value"] for holder in holders], list(real))
@@ -103,7 +108,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     inputs = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
     flat, _ = pytree.tree_flatten(output.args[0])
-    outside = outside_of(graph, flat)
+    outside = all_inside(flat) if whole else outside_of(graph, flat)
     # Where outputs are computed from views, what passes there is asked of PyTorch.
     output.args = ((*outside.roots, *(outside.viewed if outside.links else ())),)
     original = fx.GraphModule(graph, _copy(graph.graph))
@@ -150,7 +155,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
         {name: name for name in held},
     )
     # Each operator is marked with its autocast by now: another one around all would replace that.
-    program = program_of(traced, registry_of(opset), leaves, state, Watch(), True, (), {})
+    program = program_of(traced, registry_of(opset), leaves, state, Watch(), not whole, (), {})
     places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]

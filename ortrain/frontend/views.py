@@ -90,6 +90,20 @@ def outside_of(module: fx.GraphModule, leaves: Sequence[Any]) -> Outside:
     return _Parting(module, leaves).run()
 
 
+def all_inside(leaves: Sequence[Any]) -> Outside:
+    """A step that returns all tensors itself, those that show other memory as copies.
+
+    Args:
+        leaves: of the output of a graph of ATen operators.
+    """
+    tensors = [
+        each
+        for each in leaves
+        if isinstance(each, fx.Node) and isinstance(each.meta.get("val"), Tensor)
+    ]
+    return Outside([written_by(each) for each in tensors], [], [], [], ())
+
+
 class _Parting:
     def __init__(self, module: fx.GraphModule, leaves: Sequence[Any]) -> None:
         self.module, self.leaves = module, leaves

@@ -8,12 +8,13 @@ being found again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import sympy
 import torch
+from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import Max, Min
 
@@ -40,11 +41,17 @@ class Symbols:
         """A size or a number in the names of these symbols."""
         if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
             return repr(size)
+        return str(self.expression(size))
+
+    def expression(self, size: Any) -> Any:
+        """The same as an expression of sympy."""
+        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return sympy.sympify(size)
         expression = sympy.sympify(size.node.expr)
         for symbol in sorted(expression.free_symbols, key=str):
             kind = {"integer": True} if symbol.is_integer else {"real": True}
             self.names.setdefault(symbol, sympy.Symbol(f"size_{len(self.names)}", **kind))
-        return str(expression.xreplace(self.names))
+        return expression.xreplace(self.names)
 
     def ranges(self) -> list[str]:
         """Of the symbols so far."""
@@ -65,6 +72,99 @@ class Symbols:
             return all(environment.evaluate_expr(each.xreplace(own)) for each in conditions)
         except Exception:
             return False  # of sizes that no call knows
+
+
+# A size that no other one is, nor a multiple of one.
+_LARGE = sympy.Integer(10007)
+
+
+# Other sizes than one, by how they come of it.
+_OTHERS: list[Callable[[int], int]] = [
+    lambda n: n + 1, lambda n: 2 * n, lambda n: 3 * n, lambda n: n + 2, lambda n: n + 4,
+    lambda n: n + 8, lambda n: n // 2, lambda n: n - 1,
+]  # fmt: skip
+
+
+def _others(known: Mapping[Any, Any], symbols: Iterable[Any]) -> Iterator[dict[Any, Any]]:
+    """Other numbers of some symbols, all changed in the same way."""
+    for change in _OTHERS:
+        found = {symbol: sympy.Integer(change(int(known[symbol]))) for symbol in symbols}
+        if all(number > 0 and number != known[symbol] for symbol, number in found.items()):
+            yield found
+
+
+class Sizes:
+    """The shapes of tensors for which a graph is valid.
+
+    Args:
+        tensors: fakes of the graph's trace, once all that it asks of their sizes is known; None for
+            those of which it asks nothing.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        symbols = Symbols(tensor for tensor in tensors if tensor is not None)
+        self._shapes = [
+            None if tensor is None else [symbols.expression(size) for size in tensor.shape]
+            for tensor in tensors
+        ]
+        self._conditions = symbols.conditions()
+
+    def accept(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether the graph is valid for these shapes, sizes of 1 taken as larger ones."""
+        for own, shape in zip(self._shapes, shapes, strict=True):
+            if own is not None and len(own) != len(shape):
+                return False
+        known = self._known(shapes)
+        pairs = zip(self._shapes, shapes, strict=True)
+        if any(self._at(own, known) != [*shape] for own, shape in pairs if own is not None):
+            return False
+        return self._hold(known)
+
+    def fixed(self, shapes: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+        """The places of sizes that are symbols and for which the graph allows no other number.
+
+        Those of an image may be so, of which the code takes windows as large as itself. Some other
+        sizes are tried: of each symbol alone, of each two, and of all.
+
+        Args:
+            shapes: for which it is valid.
+
+        Returns:
+            ``(which tensor, which axis)``.
+        """
+        known = self._known(shapes)
+        left = {*known}
+        groups = [*map(set, combinations(known, 1)), *map(set, combinations(known, 2)), {*known}]
+        for group in groups:
+            if group & left and any(self._hold(known | other) for other in _others(known, group)):
+                left -= group
+        return {
+            (i, axis)
+            for i, own in enumerate(self._shapes)
+            for axis, each in enumerate(own or ())
+            if each.free_symbols & left
+        }
+
+    def _known(self, shapes: Sequence[Sequence[int]]) -> dict[Any, Any]:
+        """The numbers of the symbols in these shapes."""
+        known: dict[Any, Any] = {}
+        for own, shape in zip(self._shapes, shapes, strict=True):
+            for expression, size in zip(own or (), shape, strict=False):
+                if expression.is_Symbol:
+                    known.setdefault(expression, sympy.Integer(size))
+        return known
+
+    @staticmethod
+    def _at(shape: Sequence[Any], known: dict[Any, Any]) -> list[Any]:
+        return [each.xreplace(known) for each in shape]
+
+    def _hold(self, known: dict[Any, Any]) -> bool:
+        """Whether all conditions do for such numbers."""
+        larger = {symbol: _LARGE for symbol, size in known.items() if size == 1}
+        return all(
+            True in (each.xreplace(known), each.free_symbols <= {*larger} and each.xreplace(larger))
+            for each in self._conditions
+        )
 
 
 def example_of(size: Any) -> int:

@@ -20,7 +20,7 @@ import sysconfig
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -131,26 +131,18 @@ class Teller:
         if _here.settings is not None or (hears := self._whose()) is None:
             return
         _here.hears, _here.settings = hears, (stack := contextlib.ExitStack())
-        quiet = config.ignore_logging_functions | _told_once()
-        own: dict[str, Any] = {"skip_nnmodule_hook_guards": not hears.guards_hooks}
-        stack.enter_context(config.patch(**SETTINGS, **own, ignore_logging_functions=quiet))
-        if hears.whole_layers:
-            # Of a layer's kernel, which only inference has, a graph has no operator.
-            stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-            mha.set_fastpath_enabled(False)
+        stack.enter_context(
+            settings(
+                hooks=hears.guards_hooks,
+                whole_layers=hears.whole_layers,
+                ones_are_sizes=hears.ones_are_sizes,
+                parted=hears.parted,
+            )
+        )
         if hears.has_begun():
             # The code runs as it is: what the call has done, an exchange with other processes above
             # all, it would do again. Dynamo asks for it once the conversion has ended.
             hears.until_it_ends(config.patch(suppress_errors=True))
-        stack.enter_context(whole_recurrences())
-        if not hears.parted:
-            stack.enter_context(error_on_graph_break(True))
-        if hears.ones_are_sizes:
-            stack.enter_context(_sizes.patch(backed_size_oblivious=True))
-        # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("default", OrtrainWarning)  # no error here, where a graph is made
         hears.begins()
 
     def _end(self, _: Any) -> None:
@@ -166,6 +158,45 @@ class Teller:
             return True
         hears.fails(record.exc_info[1])
         return False
+
+
+@contextlib.contextmanager
+def settings(
+    *, hooks: bool, whole_layers: bool, ones_are_sizes: bool, parted: bool, once: bool = False
+) -> Iterator[None]:
+    """How Dynamo converts inside.
+
+    Args:
+        hooks: whether graphs are for modules with the hooks that they have now alone.
+        whole_layers: whether PyTorch has kernels for whole layers of the module.
+        ones_are_sizes: whether a size of one is like others, and no reason for another graph.
+        parted: whether graphs may end within the code; else that is an error, of which
+            :func:`ends_within` knows.
+        once: whether there is one graph, for a file: numbers are constants in it, and two sizes
+            are the same only where the code asks for it.
+    """
+    quiet = config.ignore_logging_functions | _told_once()
+    own: dict[str, Any] = {**SETTINGS, "skip_nnmodule_hook_guards": not hooks}
+    if once:
+        own |= {"specialize_float": True, "allow_unspec_int_on_nn_module": False}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.patch(**own, ignore_logging_functions=quiet))
+        if whole_layers:
+            # Of a layer's kernel, which only inference has, a graph has no operator.
+            stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
+        stack.enter_context(whole_recurrences())
+        if not parted:
+            stack.enter_context(error_on_graph_break(True))
+        if ones_are_sizes:
+            stack.enter_context(_sizes.patch(backed_size_oblivious=True))
+        if once:
+            stack.enter_context(_sizes.patch(use_duck_shape=False))
+        # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", OrtrainWarning)  # no error here, where a graph is made
+        yield
 
 
 def _told_once() -> set[Any]:
@@ -252,16 +283,19 @@ def is_running(run: Callable[..., Any]) -> bool:
     return frame is not None
 
 
-def with_open_sizes(values: Sequence[Any]) -> None:
-    """Has the sizes of tensors be symbols in the conversion that begins, where they can be.
+def with_open_sizes(value: Any, axes: Iterable[int] | None = None) -> None:
+    """Has the sizes of a tensor be symbols in the conversion that begins, where they can be.
 
     A size of one may be there to be broadcast, which no symbol that may be larger is.
+
+    Args:
+        value: a tensor; others have no sizes.
+        axes: of it; all by default.
     """
-    for value in values:
-        if isinstance(value, Tensor) and value.layout is torch.strided:
-            for axis, size in enumerate(value.shape):
-                if size != 1:
-                    maybe_mark_dynamic(value, axis)
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        for axis in range(value.dim()) if axes is None else axes:
+            if value.shape[axis] != 1:
+                maybe_mark_dynamic(value, axis)
 
 
 def as_one_graph() -> contextlib.AbstractContextManager[Any]:

@@ -162,7 +162,7 @@ def lift(
     if violations is not None:
         outputs.append((values[violations], "violations", Role.CHECK, ""))
     graph.outputs.clear()
-    _set_outputs(graph, outputs)
+    set_outputs(graph, outputs)
     if violations is not None:
         note_checks(graph.outputs[-1], checks)
     program = Program(model)
@@ -176,8 +176,13 @@ def _enter(graph: ir.Graph, value: ir.Value, name: str, role: Role) -> None:
     graph.inputs.append(set_role(value, role))
 
 
-def _set_outputs(graph: ir.Graph, outputs: Iterable[tuple[ir.Value, str, Role, str]]) -> None:
-    """Every output is a value of its own, computed by a node."""
+def set_outputs(graph: ir.Graph, outputs: Iterable[tuple[ir.Value, str, Role, str]]) -> None:
+    """Has a graph return values, each of its own and computed by a node.
+
+    Args:
+        graph: without outputs.
+        outputs: values, with names, roles and what they belong to.
+    """
     used = {v.name for v in graph.inputs if v.name} | set(graph.initializers)
     seen: set[ir.Value] = set()
     final = []
