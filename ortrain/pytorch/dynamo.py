@@ -324,9 +324,13 @@ def is_forbidden(error: Exception) -> bool:
 _FORBIDDEN = "fail_on_recompile"
 
 
+# What Dynamo adds to an error that code raises while it is traced: its calls have fakes for tensors.
+_WHILE_TRACED = "\n\nfrom user code:\n"
+
+
 def is_of_conversion(error: Exception) -> bool:
     """Whether Dynamo has raised an error, and none of the code that it converts."""
-    if isinstance(error, TorchDynamoException | NotFollowed):
+    if isinstance(error, TorchDynamoException | NotFollowed) or _WHILE_TRACED in str(error):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_FOLDERS)

@@ -1282,3 +1282,23 @@ def test_within_a_transform_the_padding_of_a_first_call_is_not_counted() -> None
         for call in (model, module)
     ]
     torch.testing.assert_close(*found)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d((1, 2), return_indices=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.pool(x)[0]
+        return found
+
+
+def test_an_error_of_a_trace_is_not_told_as_the_modules() -> None:
+    """Sizes of fakes are looked at in another order, so that another error comes first."""
+    wrong = torch.tensor(1.0)
+    with pytest.raises(RuntimeError) as expected:
+        Pooled()(wrong)
+    with pytest.raises(RuntimeError) as found:
+        ORTModule(Pooled(), options=Options(engine="aten"))(wrong)
+    assert str(found.value) == str(expected.value)
