@@ -324,7 +324,7 @@ def is_forbidden(error: Exception) -> bool:
 _FORBIDDEN = "fail_on_recompile"
 
 
-# What Dynamo adds to an error that code raises while it is traced: its calls have fakes for tensors.
+# What Dynamo adds to an error that code raises while it is traced, on fakes for tensors.
 _WHILE_TRACED = "\n\nfrom user code:\n"
 
 
