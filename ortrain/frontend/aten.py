@@ -33,6 +33,7 @@ from ortrain.frontend.layouts import laid_out
 from ortrain.frontend.original import all_nodes, higher_order_in
 from ortrain.frontend.repeats import Repeats
 from ortrain.frontend.writes import check_checkpoints
+from ortrain.pytorch.dynamo import NotFollowed
 from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 from ortrain.pytorch.tracing import traced, with_number
@@ -87,6 +88,22 @@ def packs_padding(module: fx.GraphModule) -> bool:
         if within and issubclass(within[-1], nn.TransformerEncoder):
             return True
     return False
+
+
+def check_followed(module: fx.GraphModule, *, packs: bool) -> None:
+    """Raises where a graph of one of Dynamo's would be wrong.
+
+    Args:
+        module: the graph.
+        packs: whether an encoder of the model may leave out padding.
+
+    Raises:
+        NotFollowed: saying about what.
+    """
+    if name := loses_writes(module):
+        raise NotFollowed(f"behind {name} Dynamo forgets what is assigned to attributes")
+    if packs and packs_padding(module):
+        raise NotFollowed("TransformerEncoder gives zeros for padding where it is not compiled")
 
 
 _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}

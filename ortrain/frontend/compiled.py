@@ -16,10 +16,9 @@ from torch.utils import _pytree as pytree
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.frontend.aten import (
+    check_followed,
     has_reentrant,
     is_narrow,
-    loses_writes,
-    packs_padding,
     squeezes,
 )
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
@@ -29,7 +28,6 @@ from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
 from ortrain.pytorch.dynamo import (
     MOST,
-    NotFollowed,
     Teller,
     as_one_graph,
     breaks,
@@ -255,10 +253,7 @@ class Compiled:
             self.again = True
             self.made.append(InPyTorch(module, ONES_MATTER))
             return _Shell(self.made[-1])
-        if name := loses_writes(module):
-            raise NotFollowed(f"behind {name} Dynamo forgets what is assigned to attributes")
-        if self.watch.packs() and packs_padding(module):
-            raise NotFollowed("TransformerEncoder gives zeros for padding where it is not compiled")
+        check_followed(module, packs=self.watch.packs())
         self.reentrant |= has_reentrant(module)
         self.narrow |= is_narrow(module)
         with self.overhead.of("build"), marked("build"):

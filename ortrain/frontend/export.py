@@ -28,7 +28,7 @@ from ortrain.capture.origin import BESIDE, FRAME, is_users
 from ortrain.capture.trace.call import Call, example_call, step_name
 from ortrain.errors import CaptureError, OrtrainError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.aten import loses_writes, packs_padding, squeezes
+from ortrain.frontend.aten import check_followed, squeezes
 from ortrain.frontend.program import Translated, translated
 from ortrain.frontend.watch import Watch
 from ortrain.guards.key_value_cache import closed, opened
@@ -36,7 +36,6 @@ from ortrain.passes.clean import clean
 from ortrain.program import Program, Role, set_role, target_of
 from ortrain.pytorch.conditions import Sizes, example_of
 from ortrain.pytorch.dynamo import (
-    NotFollowed,
     converted,
     is_of_conversion,
     not_followed,
@@ -188,7 +187,7 @@ class _Export:
     ) -> None:
         self.module, self.state, self.opset = _copied(module), state, opset
         self.ones_are_sizes, self.closed = ones_are_sizes, closed
-        self.conversions = 0
+        self.conversions, self.ones_matter = 0, False
         self.failed: OrtrainError | None = None
         # Which sizes are open is noted on the tensors themselves.
         given = pytree.tree_map_only(Tensor, _alias, (call.args, call.kwargs))
@@ -221,7 +220,7 @@ class _Export:
                         with_open_sizes(tensor, axes)
                     now = run(self.module, self.args, self.kwargs)
             except Exception as error:
-                if "_OnesMatter" in str(error) and self.failed is None:
+                if self.ones_matter:
                     return None
                 raise self._refusal(error) from error
             if self.conversions == before:
@@ -246,11 +245,9 @@ class _Export:
         """The backend: translates a graph, which PyTorch runs then."""
         self.conversions += 1
         if self.ones_are_sizes and squeezes(graph):
+            self.ones_matter = True
             raise _OnesMatter
-        if name := loses_writes(graph):
-            raise NotFollowed(f"behind {name} Dynamo forgets what is assigned to attributes")
-        if self.packs and packs_padding(graph):
-            raise NotFollowed("TransformerEncoder gives zeros for padding where it is not compiled")
+        check_followed(graph, packs=self.packs)
         holders = graph.graph.find_nodes(op="placeholder")
         pairs = zip(real, holders, strict=True)
         fakes = {id(value): holder.meta["example_value"] for value, holder in pairs}
