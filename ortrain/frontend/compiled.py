@@ -26,12 +26,14 @@ from ortrain.frontend.call import Heard, NothingDone, heard
 from ortrain.frontend.graph import Empty, Graph
 from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
+from ortrain.pytorch.arrays import ARRAYS, fold_arrays
 from ortrain.pytorch.dynamo import (
     MOST,
     Teller,
     as_one_graph,
     breaks,
     converted,
+    ends,
     ends_within,
     is_forbidden,
     is_of_conversion,
@@ -174,7 +176,7 @@ class Compiled:
             if ends_within(error) and not self.parted and not over_ones:
                 self.parted = True
                 self.renew()
-                self._end_for(str(error).partition("\n")[0])
+                self._end_for(str(getattr(error, "inner_exception", error)).partition("\n")[0])
                 if call is not None and not call.may_part():
                     raise NothingDone(LATER) from None
             elif not self.ones_are_sizes or (call is not None and len(call.ran) != ran):
@@ -253,6 +255,9 @@ class Compiled:
             self.again = True
             self.made.append(InPyTorch(module, ONES_MATTER))
             return _Shell(self.made[-1])
+        if not fold_arrays(module):
+            self._end_for(ARRAYS)
+            raise ends(ARRAYS, parted=self.parted)
         check_followed(module, packs=self.watch.packs())
         self.reentrant |= has_reentrant(module)
         self.narrow |= is_narrow(module)

@@ -34,8 +34,10 @@ from ortrain.frontend.watch import Watch
 from ortrain.guards.key_value_cache import closed, opened
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role, set_role, target_of
+from ortrain.pytorch.arrays import ARRAYS, fold_arrays
 from ortrain.pytorch.conditions import Sizes, example_of
 from ortrain.pytorch.dynamo import (
+    NotFollowed,
     converted,
     is_of_conversion,
     not_followed,
@@ -247,6 +249,8 @@ class _Export:
         if self.ones_are_sizes and squeezes(graph):
             self.ones_matter = True
             raise _OnesMatter
+        if not fold_arrays(graph):
+            raise NotFollowed(ARRAYS)
         check_followed(graph, packs=self.packs)
         holders = graph.graph.find_nodes(op="placeholder")
         pairs = zip(real, holders, strict=True)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch._dynamo import callback, config, error_on_graph_break, maybe_mark_dynamic
 from torch._dynamo.decorators import skip
-from torch._dynamo.exc import TorchDynamoException, Unsupported, UserError
+from torch._dynamo.exc import SkipFrame, TorchDynamoException, Unsupported, UserError
 from torch._dynamo.utils import counters
 from torch.backends import mha
 from torch.fx.experimental import _config as sizes
@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = {
     "capture_dynamic_output_shape_ops": True,
     "allow_rnn": True,
     "allow_unspec_int_on_nn_module": True,
-    "trace_numpy": False,  # arrays would be tensors, which round otherwise
+    "trace_numpy": True,  # without it, in-place operators run while code is traced
 }
 _sizes: Any = sizes
 
@@ -126,6 +126,7 @@ class Teller:
         callback.on_compile_start(self.begin)
         callback.on_compile_end(self._end)
         logging.getLogger(f"{torch._dynamo.__name__}.convert_frame").addFilter(self._unless_ours)
+        logging.getLogger(torch._guards.__name__).addFilter(lambda _: self._whose() is None)
 
     def _begin(self, _: Any) -> None:
         if _here.settings is not None or (hears := self._whose()) is None:
@@ -206,6 +207,21 @@ def _told_once() -> set[Any]:
 
 class NotFollowed(Exception):
     """Code depends on something that Dynamo does not follow: a graph would be wrong."""
+
+
+class Ends(Exception):
+    """A backend takes no graph of code; one of what the code calls may do."""
+
+
+def ends(why: str, *, parted: bool) -> Exception:
+    """What a backend raises that leaves code to PyTorch, and takes graphs of what it calls.
+
+    Args:
+        why: the reason.
+        parted: whether graphs may end within the code; else the conversion is an error, of which
+            :func:`ends_within` knows.
+    """
+    return SkipFrame(why) if parted else Ends(why)
 
 
 # What Dynamo has read of a call's arguments, of which it does not see what becomes of it.
@@ -338,7 +354,8 @@ def is_of_conversion(error: Exception) -> bool:
 
 def ends_within(error: Exception) -> bool:
     """Whether a graph would end within code whose graphs may not be parted."""
-    return isinstance(error, Unsupported | UserError)
+    inner = getattr(error, "inner_exception", error)  # what a backend has raised
+    return isinstance(inner, Unsupported | UserError | Ends)
 
 
 def takes_no_symbol(error: Exception) -> bool:

@@ -218,12 +218,24 @@ def test_a_function_that_ortrain_fails_to_try_stays_pytorchs_with_that_reason(
     assert "TypeError" in call.site.because
 
 
-class Masks(nn.Module):
-    """Masks with numbers of numpy, as models of speech do."""
+class Doubled(nn.Module):
+    """Two layers, with more around them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.tanh(self.first(value))) * 2 + 1
+        return result
+
+
+class Masks(nn.Module):
+    """Masks with numbers of numpy, as models of speech do; its layer has a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Doubled()
 
     def forward(self, value: Tensor) -> Tensor:
         mask = torch.tensor(np.random.rand(4) > 0.5)  # noqa: NPY002 - the global one is the point

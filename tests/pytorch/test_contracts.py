@@ -6,13 +6,23 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ortrain.pytorch import conditions, nodes, operators, sources, switches, tracing, transforms
+from ortrain.pytorch import (
+    arrays,
+    conditions,
+    nodes,
+    operators,
+    sources,
+    switches,
+    tracing,
+    transforms,
+)
 
 
 def graphs_of(code: Any, *args: Any) -> list[tuple[fx.GraphModule, Sequence[Any]]]:
@@ -223,3 +233,25 @@ def test_a_backward_knows_which_nodes_it_comes_to_and_what_they_take() -> None:
     torch.autograd.grad(Asking.apply(result, other), result)
     assert Asking.noted == ([True, False], [True, False])
     assert nodes.takes(None, 0, one)
+
+
+class Counted(nn.Module):
+    """Scales by what NumPy makes of an array, of a number that it has, or of a constant."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(2, 2), kind
+        self.array, self.number = np.ones(2), np.float64(2.0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scale = np.sqrt(64) if self.kind == "constant" else self.number
+        return self.layer(x) * (self.array.sum() if self.kind == "array" else scale)
+
+
+@pytest.mark.parametrize(("kind", "folds"), [("constant", 1), ("number", 1), ("array", 0)])
+def test_what_numpy_computes_of_constants_is_a_number(kind: str, folds: bool) -> None:
+    with torch._dynamo.config.patch(trace_numpy=True):
+        ((graph, _),) = graphs_of(Counted(kind), torch.ones(1, 2))
+    assert arrays.fold_arrays(graph) == folds
+    targets = {str(node.target) for node in graph.graph.nodes}
+    assert any("wrapped" in target or "Wrapped" in target for target in targets) != folds
