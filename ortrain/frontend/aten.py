@@ -30,6 +30,7 @@ from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
 from ortrain.frontend.layouts import laid_out
+from ortrain.frontend.maps import without_maps
 from ortrain.frontend.original import all_nodes, higher_order_in
 from ortrain.frontend.repeats import Repeats
 from ortrain.frontend.writes import check_checkpoints
@@ -137,7 +138,7 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
     Raises:
         CaptureError: the graph has something that is not known.
     """
-    lowering = _Lowering(module)
+    lowering = _Lowering(without_maps(module))
     try:
         with contextlib.closing(lowering.trace):
             graph = traced(lowering.run, fakes)

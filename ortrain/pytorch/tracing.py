@@ -36,17 +36,22 @@ def apart() -> Iterator[None]:
         yield
 
 
-def traced(function: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule:
+def traced(
+    function: Callable[..., Any], fakes: Sequence[Any], *, below: bool = False
+) -> fx.GraphModule:
     """The operators that a function calls, above autograd, with ``meta["val"]`` of each.
 
     Args:
         function: called with proxies of the fakes; ``meta`` of FX nodes that it interprets is
             handed on to the operators that come of them.
         fakes: tensors and symbolic numbers, of one mode.
+        below: below autograd instead, and below transforms such as ``torch.vmap``.
     """
     mode = fake_mode_of(fakes)
     entered: Any = contextlib.nullcontext() if mode is None else mode
-    trace = make_fx(function, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)
+    trace = make_fx(
+        function, tracing_mode="real", pre_dispatch=not below, _allow_non_fake_inputs=True
+    )
     with contextlib.ExitStack() as stack:
         for each in (
             torch.set_grad_enabled(torch.is_grad_enabled()),  # which a trace that fails has changed

@@ -2,11 +2,12 @@
 
 Private: ``is_functorch_wrapped_tensor``, ``get_unwrapped``, ``peek_interpreter_stack``,
 ``get_dynamic_layer_stack_depth`` and ``pop_dynamic_layer_stack_and_undo_to_depth`` of
-``torch._C._functorch``, and ``_current_level`` of ``torch.autograd.forward_ad``. Without the first
-two the import fails: a tensor of a transform that has ended says that it requires a gradient, and
-gives none, and a batch of tensors has no memory of its own. Without the others it fails, too: a
-call of ``vmap`` that a failed trace has left under way would change all that the process computes
-after it, and tangents would be lost without a word.
+``torch._C._functorch``, ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` of
+``torch._functorch.predispatch``, and ``_current_level`` of ``torch.autograd.forward_ad``. Without
+the first two the import fails: a tensor of a transform that has ended says that it requires a
+gradient, and gives none, and a batch of tensors has no memory of its own. Without the others it
+fails, too: a call of ``vmap`` that a failed trace has left under way would change all that the
+process computes after it, and tangents would be lost without a word.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._C import _functorch
+from torch._functorch import predispatch
 from torch.autograd import forward_ad
 
 is_wrapped: Any = _functorch.is_functorch_wrapped_tensor
@@ -23,6 +25,9 @@ _get_unwrapped: Any = _functorch.get_unwrapped
 
 transform_around: Any = _functorch.peek_interpreter_stack
 """The innermost transform that is under way; None without one."""
+
+OPENS_MAP, CLOSES_MAP = predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting
+"""What opens a call of ``torch.vmap`` in a graph of Dynamo's, and closes it."""
 
 tangents: Any = forward_ad
 """Where forward-mode derivatives are taken, its ``_current_level`` is not negative."""

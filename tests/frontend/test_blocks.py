@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ortrain import ORTModule
+from ortrain import Options, ORTModule
 from ortrain.frontend import autotune, machine
 from ortrain.frontend.policy import BLOCKS, MODULE, Challenger, Policy
 
@@ -180,7 +180,7 @@ def test_a_hook_on_a_block_that_comes_later_is_heard() -> None:
 
 def test_blocks_that_somebody_calls_and_copies_are_the_modules_own() -> None:
     module = Deep()
-    model, x = ORTModule(module), torch.randn(2, 5, 8)
+    model, x = ORTModule(module, options=Options(engine="aten")), torch.randn(2, 5, 8)
     trained(model)
     assert model.report.mode == "graph"
     copied, again = copy.deepcopy(module), pickle.loads(pickle.dumps(module))

@@ -14,8 +14,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
 from ortrain.errors import CaptureError
+from ortrain.frontend.export import export
 
 Forward = Callable[["Mapped", Tensor, Tensor], Any]
 
@@ -204,4 +204,18 @@ def a_table(model: Mapped, x: Tensor, mask: Tensor) -> Any:
 @pytest.mark.parametrize("forward", [drawn, written, a_custom_function, a_table], ids=names)
 def test_a_map_that_no_graph_has_is_refused(forward: Forward) -> None:
     with pytest.raises(CaptureError):
-        capture(Mapped(forward), batch(3))
+        export(Mapped(forward), batch(3))
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule runs")
+@pytest.mark.parametrize("forward", [drawn, written, a_custom_function, a_table], ids=names)
+def test_pytorch_runs_a_map_that_no_graph_has(forward: Forward) -> None:
+    model = Mapped(forward)
+    compiled = ORTModule(copy.deepcopy(model), options=Options(engine="aten"))
+    for rows in (3, 5, 3):
+        x, mask = batch(rows)
+        found = []
+        for each in (compiled, model):
+            torch.manual_seed(rows)
+            found.append(step(each, x, mask))
+        torch.testing.assert_close(*found)
