@@ -126,7 +126,7 @@ class Teller:
         callback.on_compile_start(self.begin)
         callback.on_compile_end(self._end)
         logging.getLogger(f"{torch._dynamo.__name__}.convert_frame").addFilter(self._unless_ours)
-        logging.getLogger(torch._guards.__name__).addFilter(lambda _: self._whose() is None)
+        logging.getLogger(torch._guards.__name__).addFilter(self._unless_whose)
 
     def _begin(self, _: Any) -> None:
         if _here.settings is not None or (hears := self._whose()) is None:
@@ -152,6 +152,10 @@ class Teller:
         if stack is not None and hears is not None:
             stack.close()
             hears.ends()
+
+    def _unless_whose(self, _: logging.LogRecord) -> bool:
+        """Whether to print a guard that cannot be made: such a conversion fails, which is told."""
+        return self._whose() is None
 
     def _unless_ours(self, record: logging.LogRecord) -> bool:
         """Whether to print a failed conversion; the report tells of those that are somebody's."""
