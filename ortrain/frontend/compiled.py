@@ -40,6 +40,7 @@ from ortrain.pytorch.dynamo import (
     is_one_too_many,
     is_running,
     not_followed,
+    raised,
     takes_no_symbol,
     with_open_sizes,
 )
@@ -176,7 +177,7 @@ class Compiled:
             if ends_within(error) and not self.parted and not over_ones:
                 self.parted = True
                 self.renew()
-                self._end_for(str(getattr(error, "inner_exception", error)).partition("\n")[0])
+                self._end_for(str(raised(error)).partition("\n")[0])
                 if call is not None and not call.may_part():
                     raise NothingDone(LATER) from None
             elif not self.ones_are_sizes or (call is not None and len(call.ran) != ran):
@@ -323,7 +324,7 @@ def _failed(module: nn.Module, error: Exception) -> CaptureError:
 
 def line_of(error: BaseException) -> str:
     """Its first line, with its kind."""
-    error = getattr(error, "inner_exception", error)  # what a backend has raised
+    error = raised(error)
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 

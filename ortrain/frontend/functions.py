@@ -19,6 +19,7 @@ from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.errors import CaptureError
 from ortrain.frontend.writes import writes_of
 from ortrain.pytorch.autocast import active
+from ortrain.pytorch.operators import draws
 
 BACKWARD = "ortrain.backward"
 """In ``meta["custom"]`` of an operator of a backward: the number of its call."""
@@ -108,8 +109,7 @@ def check_functions(graph: fx.Graph) -> None:
     written: dict[int | None, fx.Node] = {}
     for node in graph.nodes:
         inside = BACKWARD in (node.meta.get("custom") or {})
-        tags = getattr(node.target, "tags", ())
-        if inside and torch.Tag.nondeterministic_seeded in tags:
+        if inside and draws(node.target):
             raise _refusal(node, "draws random numbers in a backward")
         for each in writes_of(node):
             written.setdefault(memory(each), node)

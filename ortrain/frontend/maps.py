@@ -108,7 +108,7 @@ def _inline(module: fx.GraphModule, nodes: list[fx.Node]) -> None:
         name = f"_mapped_{nodes[0].name}"
         module.add_submodule(name, inner)
         called = module.graph.call_module(name, tuple(given))
-        called.meta = dict(nodes[-2].meta)
+        called.meta = dict(nodes[-2].meta)  # the last one only closes the map
         called.meta["example_value"] = tuple(node.meta.get("example_value") for node in returned)
     for i, node in enumerate(returned):
         with module.graph.inserting_after(called):

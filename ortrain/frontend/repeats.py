@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.memory import memory_of
 from ortrain.pytorch.autocast import active
-from ortrain.pytorch.operators import OpOverload
+from ortrain.pytorch.operators import OpOverload, is_mutable
 from ortrain.pytorch.tracing import as_plain_tensors, has_values, last_node, node_of, write
 from ortrain.pytorch.transforms import is_wrapped
 
@@ -176,7 +176,7 @@ def _one_operator(before: fx.Node, tensors: Sequence[Tensor], result: Any) -> _K
     node = last_node()
     if node.prev is not before or not isinstance(node.target, OpOverload):
         return None
-    if node.target._schema.is_mutable or not isinstance(result, Tensor):
+    if is_mutable(node.target) or not isinstance(result, Tensor):
         return None
     nodes = [node_of(each) for each in tensors]
     others = {*node.all_input_nodes} - {*nodes}

@@ -126,7 +126,7 @@ class Teller:
         callback.on_compile_start(self.begin)
         callback.on_compile_end(self._end)
         logging.getLogger(f"{torch._dynamo.__name__}.convert_frame").addFilter(self._unless_ours)
-        logging.getLogger(torch._guards.__name__).addFilter(self._unless_whose)
+        logging.getLogger(torch._guards.__name__).addFilter(self._unless_converting)
 
     def _begin(self, _: Any) -> None:
         if _here.settings is not None or (hears := self._whose()) is None:
@@ -153,7 +153,7 @@ class Teller:
             stack.close()
             hears.ends()
 
-    def _unless_whose(self, _: logging.LogRecord) -> bool:
+    def _unless_converting(self, _: logging.LogRecord) -> bool:
         """Whether to print a guard that cannot be made: such a conversion fails, which is told."""
         return self._whose() is None
 
@@ -356,10 +356,15 @@ def is_of_conversion(error: Exception) -> bool:
     return bool(frames) and frames[-1].filename.startswith(_FOLDERS)
 
 
+def raised(error: BaseException) -> BaseException:
+    """What a backend has raised, if Dynamo has made an error of its own of it; else the error."""
+    found: BaseException = getattr(error, "inner_exception", error)
+    return found
+
+
 def ends_within(error: Exception) -> bool:
     """Whether a graph would end within code whose graphs may not be parted."""
-    inner = getattr(error, "inner_exception", error)  # what a backend has raised
-    return isinstance(inner, Unsupported | UserError | Ends)
+    return isinstance(raised(error), Unsupported | UserError | Ends)
 
 
 def takes_no_symbol(error: Exception) -> bool:

@@ -21,5 +21,5 @@ def is_mutable(operator: Any) -> bool:
 
 
 def draws(operator: Any) -> bool:
-    """Whether an operator draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in operator.tags
+    """Whether an operator draws random numbers; no other function is known to."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
