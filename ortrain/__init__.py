@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ortrain.config import DebugOptions, LogLevel, Options
     from ortrain.errors import OrtrainError, OrtrainWarning
     from ortrain.explanation import explain
+    from ortrain.frontend.export import Exported, export
     from ortrain.frontend.in_place import compile, report_of
     from ortrain.module import ORTModule
     from ortrain.program import Program, Role
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "DebugOptions": "ortrain.config",
+    "Exported": "ortrain.frontend.export",
     "LogLevel": "ortrain.config",
     "ORTModule": "ortrain.module",
     "ORTSeq2SeqTrainer": "ortrain.trainer",
@@ -47,6 +49,7 @@ _HOME = {
     "compile": "ortrain.frontend.in_place",
     "differentiate": "ortrain.autodiff",
     "explain": "ortrain.explanation",
+    "export": "ortrain.frontend.export",
     "gradient": "ortrain.autodiff",
     "no_gradient": "ortrain.autodiff",
     "report_of": "ortrain.frontend.in_place",
@@ -54,6 +57,7 @@ _HOME = {
 
 __all__ = [
     "DebugOptions",
+    "Exported",
     "LogLevel",
     "ORTModule",
     "ORTSeq2SeqTrainer",
@@ -71,6 +75,7 @@ __all__ = [
     "compile",
     "differentiate",
     "explain",
+    "export",
     "gradient",
     "no_gradient",
     "report_of",

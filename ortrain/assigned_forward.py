@@ -15,13 +15,11 @@ require("torch", __name__)
 import functools
 import threading
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
-
-from ortrain.module_state.reach import names
 
 
 class Entry:
@@ -103,7 +101,14 @@ def watched(
 def fits(function: FunctionType, wrapper: type, module: nn.Module) -> bool:
     """Whether a function's ``self`` may be the module: it names nothing that only ORTModule has."""
     own = {name for name in vars(wrapper) if not name.startswith("_")} - {"forward"}
-    return not any(not hasattr(module, name) for name in own & names(function.__code__))
+    return not any(not hasattr(module, name) for name in own & _names(function.__code__))
+
+
+def _names(code: CodeType) -> set[str]:
+    """Attributes, globals and strings that code and the functions inside of it name."""
+    constants = {each for each in code.co_consts if isinstance(each, str)}
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return {*code.co_names, *constants}.union(*inner)
 
 
 def _as_module_code(function: FunctionType, before: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import enum
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -109,12 +109,12 @@ class Options:
         certificate: when a graph is compared with the module on the call at hand, outputs and
             gradients: ``"first"`` before a capture is used, ``"each size"`` also at every new size
             of the inputs, a number N also at every N-th step, ``"off"`` never.
-        keep_in_torch: sub-modules that PyTorch runs within the graph, forward and backward, each as
-            one node: names as of ``named_modules()``, or patterns such as ``"*.router"``.
-        custom_autograd: whether a ``torch.autograd.Function`` that cannot be taken apart is such a
-            node too; otherwise its module runs in PyTorch.
-        parts: whether, where the module as a whole cannot be a graph and runs in PyTorch, the
-            modules below it that can be run as graphs in training steps.
+        keep_in_torch: sub-modules that PyTorch runs, between graphs: names as of
+            ``named_modules()``, or patterns such as ``"*.router"``.
+        custom_autograd: of no effect any more: a ``torch.autograd.Function`` is part of a graph,
+            with its own backward, or PyTorch runs it between graphs. False warns.
+        parts: of no effect any more: where PyTorch runs some of the module's code, graphs lie
+            before and behind it. False warns.
         deterministic: whether no clock decides what runs a step, so that equal runs are equal to
             the bit: ``"auto"`` runs the graph from the first step on. So it is under
             ``torch.use_deterministic_algorithms(True)``.
@@ -238,14 +238,6 @@ class Options:
         if grad and self.engine == "auto" and self.memory_budget is not None:
             return "aten"
         return self.engine if grad or self.inference is None else self.inference
-
-    def of_part(self, kept: Sequence[str]) -> Options:
-        """The settings of a part of a module that runs in PyTorch itself, as the part may then too.
-
-        Args:
-            kept: names in the part of what stays PyTorch's.
-        """
-        return replace(self, keep_in_torch=tuple(kept), fallback="torch", policy=_ALL)
 
     def falls_back(self, error: OrtrainError) -> bool:
         """Whether a call that fails so runs in PyTorch."""
@@ -495,11 +487,6 @@ def served_opset(opset: int, source: str) -> int:
         stacklevel=4,
     )
     return _LEAST_OPSET
-
-
-def new_front_end() -> bool:
-    """Whether Dynamo finds the graphs of modules; the other way is there until tests are moved."""
-    return _variable("ORTRAIN_FRONT_END", "") != "old"
 
 
 def json_config_path() -> Path | None:

@@ -33,7 +33,6 @@ import copy
 import sys
 import warnings
 from collections.abc import Sequence
-from types import CodeType
 from typing import Self
 
 
@@ -57,8 +56,7 @@ class OrtrainError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         parts = (type(self), self.what, self.where, self.because, self.help)
-        held = {name: value for name, value in vars(self).items() if name != "codes"}
-        return (_rebuild, parts, held)  # with what a kind of error adds
+        return (_rebuild, parts, vars(self))  # with what a kind of error adds
 
 
 def _rebuild(
@@ -71,15 +69,10 @@ class CaptureError(OrtrainError):
     """The module cannot become one ONNX graph. Remedy: as the message says, or run it eagerly.
 
     Attributes:
-        codes: of the functions around the place, the innermost first, as far as they are known.
         lines: ``(file, line)`` of the place and of the calls around it, the innermost last.
-        settles: whether a later call of the module, which finds what this one leaves in it, does
-            nothing but compute; None where nobody has tried.
     """
 
-    codes: tuple[CodeType, ...] = ()
     lines: tuple[tuple[str, int], ...] = ()
-    settles: bool | None = None
 
 
 class NotServed(CaptureError):

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from ortrain.autodiff import differentiate
-from ortrain.capture.export import capture
 from ortrain.config import DebugOptions, Options
 from ortrain.errors import OrtrainError
+from ortrain.frontend.export import export
 from ortrain.module import ORTModule, autocast_of
 from ortrain.program import Role
+from ortrain.pytorch.modules import children_of
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -98,7 +99,7 @@ class HierarchicalORTModule(ORTModule):
                 return
             if module in made:
                 assert parent is not None
-                parent._modules[name] = made[module]
+                parent.register_module(name, made[module])
                 return
             if module in calls:
                 reason = _obstacle(module, calls[module], self.options)
@@ -110,11 +111,11 @@ class HierarchicalORTModule(ORTModule):
                         part = ORTModule(module, self._debug_options, options=self.options)
                         # The gradients of the first call are no sign that it is passed by.
                         part.__dict__["_never_called"].detach()
-                        parent._modules[name] = part
+                        parent.register_module(name, part)
                     made[module] = own["_parts"][path] = part
                     return
                 own["_reasons"][path] = reason
-            for child_name, child in list(module._modules.items()):
+            for child_name, child in list(children_of(module).items()):
                 if child is not None and _worth_it(child):
                     visit(module, child_name, child, f"{path}.{child_name}".lstrip("."))
 
@@ -138,18 +139,18 @@ def _noting(calls: dict[nn.Module, _Call]) -> Any:
 
 def _worth_it(module: nn.Module) -> bool:
     """Whether a part has something to compute; an activation by itself is one operator."""
-    return bool(module._modules) or any(True for _ in module.parameters())
+    return bool(children_of(module)) or any(True for _ in module.parameters())
 
 
 def _obstacle(module: nn.Module, call: _Call, options: Options) -> str | None:
     """Why a module cannot train as a graph on such a call; None where it can."""
     try:
-        program = capture(module, *call, opset=options.opset).program
+        program = export(module, *call, opset=options.opset).program
         wrt = [v.name or "" for v in program.inputs(Role.PARAMETER) if _trains(module, v.name)]
         if wrt and torch.is_grad_enabled():
             differentiate(program, wrt)
     except OrtrainError as error:
-        return error.what
+        return f"{error.what}: {error.because}" if error.because else error.what
     return None
 
 

@@ -20,15 +20,15 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from types import MethodType
+from types import MemberDescriptorType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from ortrain.guards.key_value_cache import is_cache
-from ortrain.module_state.holder import slots_of
+from ortrain.key_value_cache import is_cache
+from ortrain.pytorch import pytree
+from ortrain.pytorch.backwards import is_traced
 
 WITH_CACHE = "a method of the module calls it with a key-value cache, which a graph cannot take"
 WITHOUT_HOOKS = "a method of the module calls its forward past the hooks that are on it"
@@ -172,10 +172,21 @@ def _subclass(kind: type) -> type:
     }
     if hasattr(kind, "__del__"):  # it is the module's end that this is for
         names["__del__"] = lambda _: None
-    for name, slot in slots_of(kind).items():
+    for name, slot in _slots_of(kind).items():
         names[name] = _read_from(slot)
     # Not as its metaclass makes classes, which may keep a registry as well.
     return type.__new__(type(kind), kind.__name__, (_Quiet, kind), names)
+
+
+def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """The slots of a class and its bases, by name."""
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        if "__slots__" in base.__dict__
+        for name, slot in base.__dict__.items()
+        if isinstance(slot, MemberDescriptorType)
+    }
 
 
 def _place(stand_in: Any) -> _Place:
@@ -245,7 +256,7 @@ def _forward(stand_in: Any) -> Callable[..., Any]:
 
 def _is_traced() -> bool:
     """Whether something traces the method, for which a graph would be opaque."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing()
+    return torch.compiler.is_compiling() or is_traced()
 
 
 def _has_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

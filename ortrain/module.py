@@ -1,4 +1,4 @@
-"""``ORTModule``: a module whose forward and backward run as one cut ONNX graph."""
+"""``ORTModule``: a module whose forward and backward run as ONNX graphs."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ import weakref
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ortrain.assigned_forward import Entry, fits, is_bound_to, watched
-from ortrain.config import DebugOptions, LogLevel, Options, new_front_end
-from ortrain.errors import OrtrainWarning
+from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.errors import OrtrainWarning, warn_caller
+from ortrain.frontend.machine import Machine
 from ortrain.json_config import settings_from_environment
 from ortrain.kinds import NONE, expect
 from ortrain.methods import Methods
+from ortrain.pytorch import pytree
+from ortrain.pytorch.backwards import profiled
 from ortrain.runtime.reduced import reduced_products_asked_for
-from ortrain.step.ranges import marked, profiled
+from ortrain.step.ranges import marked
 from ortrain.step.report import Report
 from ortrain.variables import warn_of_variables
 
-if TYPE_CHECKING:
-    from ortrain.step.runner import Runner
+_BETWEEN = "PyTorch runs what is no graph, and graphs lie before and behind that"
 
 # The module's own dictionaries, not copies: whatever walks, moves, casts or replaces parameters
 # does so in the module itself, under its own names.
@@ -89,9 +90,6 @@ class ORTModule(nn.Module):
         TypeError: ``module`` is not an ``nn.Module``, or the settings are none.
     """
 
-    # Whether Dynamo may find the graphs; an explanation is of one graph of the whole.
-    _dynamo = True
-
     def __init__(
         self,
         module: nn.Module,
@@ -113,7 +111,10 @@ class ORTModule(nn.Module):
         own["_options"], own["_debug_options"] = options, debug_options
         if debug_options.log_level <= LogLevel.WARNING:
             warn_of_variables()
-        own["_runner"] = _runner_of(module, own["_options"], own["_debug_options"], self._dynamo)
+            for name in ("parts", "custom_autograd"):
+                if not getattr(options, name):
+                    warn_caller(f"Options({name}=False) has no effect: {_BETWEEN}")
+        own["_runner"] = Machine(module, own["_options"], own["_debug_options"])
         own["_methods"] = Methods(self, module, own["_runner"].aside)
         for name in _SHARED:
             own[name] = module.__dict__[name]
@@ -163,7 +164,7 @@ class ORTModule(nn.Module):
     def _show(self, debug_options: DebugOptions) -> None:
         """Takes other settings of what is shown, which hold from the next call on."""
         self.__dict__["_debug_options"] = debug_options
-        runner: Runner = self.__dict__["_runner"]
+        runner: Machine = self.__dict__["_runner"]
         runner.show(debug_options)
 
     @property
@@ -360,19 +361,7 @@ class ORTModule(nn.Module):
         return {name: value for name in _OWN if (value := self.__dict__[name])}
 
 
-def _runner_of(
-    module: nn.Module, options: Options, debug_options: DebugOptions, dynamo: bool
-) -> Any:
-    if dynamo and new_front_end():
-        from ortrain.frontend.machine import Machine
-
-        return Machine(module, options, debug_options)
-    from ortrain.step.runner import Runner
-
-    return Runner(module, options, debug_options)
-
-
-def _entry(runner: Runner) -> Entry:
+def _entry(runner: Machine) -> Entry:
     def is_part() -> bool:
         from ortrain.frontend.compiled import is_ours
 
@@ -387,7 +376,7 @@ def _entry(runner: Runner) -> Entry:
     return Entry(runner.module, run, is_part)
 
 
-def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(runner: Machine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call, in the precision that is asked for, as a range of the profile if one is made."""
     if runner.options.precision is None and not profiled():
         return runner(args, kwargs)
@@ -441,7 +430,7 @@ def _passing_on(wrapper: ORTModule, name: str) -> Callable[..., Any]:
     return method
 
 
-def _tell_if_never_called(runner: Runner) -> None:
+def _tell_if_never_called(runner: Machine) -> None:
     """Warns where a module has gradients that no call of its wrapper has made."""
     if runner.calls or runner.debug_options.log_level > LogLevel.WARNING:
         return

@@ -44,19 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[name].add_marker("breadth")
 
 
-# Folders whose tests are of the front end that Dynamo has replaced, and of results of it.
-OLD = {"capture", "fuzz", "guards", "kept", "sweep"}
-
-
-def _is_of_old(item: pytest.Item) -> bool:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    return folder in OLD or item.get_closest_marker("old_front_end") is not None
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before its fixtures are made: skips what needs an extra, and says which front end it has."""
-    os.environ["ORTRAIN_FRONT_END"] = "old" if _is_of_old(item) else "new"
+    """Before its fixtures are made: skips what needs an extra."""
     for extra in ("deepspeed", "lightning"):
         if item.get_closest_marker(extra) is not None and find_spec(extra) is None:
             pytest.skip(f"the extra `{extra}` is not installed")
@@ -86,7 +76,6 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is made at once: tests are short runs, in which none would pay."""
-    monkeypatch.setattr("ortrain.step.prospect.Prospect.pays", lambda *_: True)
     monkeypatch.setattr("ortrain.frontend.policy.Policy._pays", lambda *_: True)
 
 
@@ -95,8 +84,6 @@ def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contests last a number of steps that no machine decides, and the graph wins them."""
     ticks = itertools.count()  # so all steps take as long
     monkeypatch.setattr("ortrain.step.marks.clock", lambda: float(next(ticks)))
-    monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
-    monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)
     monkeypatch.setattr("ortrain.frontend.autotune.ROUNDS", 1)
     monkeypatch.setattr("ortrain.frontend.autotune.MARGIN", 1e9)
 

@@ -22,7 +22,7 @@ SIZES: dict[str, dict[str, float]] = {
     "ortrain.step.tokens": {"LEAST": 0, "ENOUGH": 0},
     "ortrain.passes.tokens.places": {"LARGE": 0},
     # A comparison takes the first rows of a batch, and a backward runs in pieces.
-    "ortrain.step.certificate": {"ENOUGH": 0},
+    "ortrain.frontend.proof": {"ENOUGH": 0},
     "ortrain.step.build": {"PIECE_BYTES": 1, "MESSAGE_BYTES": 1},
     # Gradients are sent to other processes one by one.
     "ortrain.classic.exchange": {"MESSAGE_BYTES": 1},
@@ -33,8 +33,6 @@ SIZES: dict[str, dict[str, float]] = {
     "ortrain.autodiff.rules.pool": {"MOST_PLACES": 0},
     "ortrain.ops.gradients.pool": {"MOST_ONES": 0},
     "ortrain.ops.gradients.conv": {"MOST_TAPS": 0},
-    # No guard compares what a tensor holds: each that is no parameter is read at every call.
-    "ortrain.module_state.survey": {"LARGE_TENSOR": 0},
     # Gradients of tables are added up in small ones.
     "ortrain.graph.scatter": {"LARGE": 0},
     # Logits are made in blocks, each of a few rows.

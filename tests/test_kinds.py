@@ -110,6 +110,17 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
         {"model": NET},
         {"model": {"module"}, "options": {"None", "Options"}},
     ),
+    "export": (
+        ortrain.export,
+        {"module": NET},
+        {
+            "module": {"module"},
+            "args": {"list", "names", "pair"},
+            "kwargs": {"None", "dict"},
+            "opset": {"int"},
+            "still": FLAG,
+        },
+    ),
     "export_onnx": (
         export_onnx,
         {"module": NET, "samples": [{}], "path": "nowhere"},

@@ -21,17 +21,14 @@ LAYERS = """
     autodiff
     passes cache
     pytorch
-    module_state
-    guards
-    kept
-    capture.origin capture.traced capture.returned capture.writes
-    capture.trace
+    aside key_value_cache
+    capture.origin capture.traced capture.writes capture.call capture.refusal
     capture.onnx
     capture.fx
     capture
     runtime
     runtime.reference runtime.onnxruntime runtime.aten
-    runtime.regions runtime.engines
+    runtime.engines
     step
     frontend
     methods assigned_forward

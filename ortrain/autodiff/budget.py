@@ -24,7 +24,6 @@ from ortrain.errors import BudgetError
 from ortrain.graph import shapes
 from ortrain.graph.cost import factors
 from ortrain.graph.walk import reads
-from ortrain.ops.kept import is_kept
 from ortrain.program import Program, region_of
 from ortrain.units import megabytes
 
@@ -221,8 +220,6 @@ class _Drops:
             if node in found or node in again:
                 continue
             if region_of(node) or any(v.is_graph_output() and v in keep for v in node.outputs):
-                return None
-            if is_kept(node):  # which may draw, or change something
                 return None
             found.add(node)
             for read in reads(node):

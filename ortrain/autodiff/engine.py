@@ -20,7 +20,6 @@ from ortrain.graph.rounding import NARROW, is_narrow, rounds_once
 from ortrain.graph.walk import reads
 from ortrain.ops.base import DOMAIN, expand, expand_node
 from ortrain.ops.custom_gradient import is_custom_gradient
-from ortrain.ops.kept import is_kept, led_to
 from ortrain.program import Phase, Program, Role, origin_of, region_of, set_role
 
 
@@ -137,8 +136,7 @@ def led_on(node: ir.Node, reached: Collection[ir.Value]) -> list[ir.Value]:
     entry = entry_of(node)
     if (entry is not None and entry.rule is None) or not any(v in reached for v in reads(node)):
         return []
-    outputs = led_to(node, reached) if is_kept(node) else node.outputs
-    return [v for v in outputs if v.dtype in shapes.FLOATING or v.dtype is None]
+    return [v for v in node.outputs if v.dtype in shapes.FLOATING or v.dtype is None]
 
 
 def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:

@@ -1,16 +1,13 @@
-"""From a ``torch.nn.Module`` to a :class:`~ortrain.program.Program`.
+"""From a graph of ATen operators to a :class:`~ortrain.program.Program`.
 
-`export` has :func:`~ortrain.capture.export.capture`, which is all of it. Each folder may import
-those above it, and none below:
+`translation` has :func:`~ortrain.capture.translation.program_of`, which is all of it:
 
-- `trace`: ``torch.export`` runs the module's Python code once, and what it cannot follow is
-  refused;
-- `onnx`: translations of ATen operators, and programs made of what they give;
-- `fx`: the exported graph is cleaned between the two, into operators that have a translation.
+- `fx`: the graph is cleaned, into operators that have a translation;
+- `onnx`: translations of ATen operators, and programs made of what they give.
 
-To all of them `origin` tells where in the user's code a node comes from, `traced` what a graph's
-inputs and outputs are, `returned` which outputs are no new tensors, and `writes` what an operator
-writes to.
+To both of them `origin` tells where in the user's code a node comes from, `traced` what a graph's
+inputs and outputs are, `writes` what an operator writes to, and `refusal` why there is none; `call`
+names the arguments of a call.
 """
 
 from ortrain.extras import require

@@ -1,4 +1,4 @@
-"""Where in the user's code a node of the exported graph comes from."""
+"""Where in the user's code a node of a graph comes from."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ortrain.errors import CaptureError
+from ortrain.pytorch.operators import OpOverload, schema_of
 
 _Error = TypeVar("_Error", bound=CaptureError)
 
@@ -23,6 +24,8 @@ OWN = f"{Path(__file__).resolve().parent.parent}/"
 IN_PYTORCH = "none is needed: PyTorch runs it"
 # The way out where the code itself has to stay.
 BESIDE = "wrap the sub-modules beside it, or leave this module to PyTorch"
+# Of a node's `meta["custom"]`, which torch hands on wherever a graph is traced again.
+CHECKPOINT = "ortrain_checkpoint"
 _SYMBOLIC = f"{Path(getattr(find_spec('sympy'), 'origin', None) or '').parent}/"  # loads nothing
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 
@@ -84,8 +87,8 @@ def place(path: str, line: str) -> str:
 
 def operator_name(target: Any) -> str:
     """An operator as torch calls it: ``aten::svd``, ``math.sqrt`` of a size, a function."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name
+    if isinstance(target, OpOverload):
+        return schema_of(target).name
     name = getattr(target, "__name__", str(target))
     return f"math.{name[5:]} of a size" if name.startswith("_sym_") else name
 
@@ -126,6 +129,12 @@ def source_line(node: fx.Node, *, full: bool = False) -> str:
 def origin(node: fx.Node, *, full: bool = False) -> str:
     """``module.path (file.py:line)``, as far as it is known."""
     return place(module_path(node), source_line(node, full=full))
+
+
+def checkpoint_of(node: fx.Node) -> str:
+    """The number of the user's checkpoint that a node is in; empty outside of any."""
+    mark: str = (node.meta.get("custom") or {}).get(CHECKPOINT, "")
+    return mark
 
 
 def captured_error(

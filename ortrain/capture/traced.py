@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputSpec
 
 
 @dataclass
@@ -24,8 +23,6 @@ class Traced:
         outputs: one for each leaf of the output, in order.
         constants: tensors of the trace that are inputs of the graph, by name.
         held: parameters and buffers by name.
-        ranges: of symbolic sizes.
-        spec: pytree of the output.
     """
 
     module: fx.GraphModule
@@ -33,22 +30,6 @@ class Traced:
     outputs: list[OutputSpec]
     constants: dict[str, Any]
     held: dict[str, torch.Tensor]
-    ranges: dict[Any, Any]
-    spec: Any
-
-    @classmethod
-    def of(cls, exported: ExportedProgram) -> Traced:
-        """What ``torch.export`` gives; graph and constants are the same objects."""
-        signature = exported.graph_signature
-        return cls(
-            exported.graph_module,
-            signature.input_specs,
-            [each for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT],
-            exported.constants,
-            exported.state_dict,
-            exported.range_constraints,
-            exported.call_spec.out_spec,
-        )
 
     @property
     def graph(self) -> fx.Graph:

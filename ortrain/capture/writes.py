@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from torch import fx
+
+from ortrain.pytorch.operators import OpOverload, is_mutable, schema_of
+
 _T = TypeVar("_T")
 
 
@@ -19,7 +23,7 @@ def written_by(
         kwargs: of the call.
         kind: what stands for a tensor there: ``Tensor``, or the node of a graph.
     """
-    schema = getattr(operator, "_schema", None)
+    schema = schema_of(operator)
     if schema is None or not schema.is_mutable:
         return
     for place, argument in enumerate(schema.arguments):
@@ -29,3 +33,13 @@ def written_by(
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, kind):
                 yield each
+
+
+def written_tensor(node: fx.Node) -> fx.Node:
+    """The tensor that an operator in place writes to, and returns."""
+    while isinstance(node.target, OpOverload) and isinstance(node.args[0], fx.Node):
+        name = schema_of(node.target).name
+        if not is_mutable(node.target) or not name.endswith("_") or name.endswith("__"):
+            break
+        node = node.args[0]
+    return node

@@ -13,13 +13,13 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ortrain.capture.export import capture
 from ortrain.classic.description import Descriptions
 from ortrain.classic.modules import ByName, WithLoss
 from ortrain.classic.names import unknown
 from ortrain.config import EXECUTORS, Options
 from ortrain.errors import GraphError, InputError, StateError, listing
 from ortrain.files.replacing import staged
+from ortrain.frontend.export import export
 from ortrain.graph import shapes
 from ortrain.kinds import shown
 from ortrain.ondevice.making.onnx_source import foreign, from_onnx
@@ -196,8 +196,8 @@ def postprocessed(
         module.train(training)
         named = dict(zip(descriptions.names, inputs, strict=True))
         both = ByName(module, descriptions)
-        captured = capture(both, (), named, opset=options.opset)
-        program = captured.program.clone()
+        exported = export(both, (), named, opset=options.opset)
+        program = exported.program.clone()
         own = {**dict(both.named_buffers()), **dict(both.named_parameters())}
         names = {id(tensor): name for name, tensor in held.items()}
         for value in program.inputs(*_HELD):
@@ -205,14 +205,14 @@ def postprocessed(
         for value in program.outputs(Role.UPDATED_BUFFER):
             set_role(value, Role.UPDATED_BUFFER, names[id(own[target_of(value)])])
         users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-        for name, leaf in zip(descriptions.results, captured.output_leaves, strict=True):
-            assert leaf.output is not None
-            users[leaf.output].name = name
+        for name, place in zip(descriptions.results, exported.leaves, strict=True):
+            assert place is not None
+            users[place].name = name
         places = {name: i for i, name in enumerate(descriptions.names)}
-        taken = [places[value.name.split(".")[-1]] for value in captured.tensors]
+        taken = [places[name.split(".")[-1]] for name in exported.tensors]
         return Made(
             changed(program, held, postprocess),
-            lambda given: captured.accepts([tuple(given[i].shape) for i in taken]),
+            lambda given: exported.accepts([tuple(given[i].shape) for i in taken]),
         )
 
     return GraphModule(held, descriptions, options, make)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ortrain.classic.description import Descriptions
 from ortrain.errors import InputError, listing
+from ortrain.pytorch import pytree
 
 
 class WithLoss(nn.Module):

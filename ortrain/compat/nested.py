@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from ortrain.pytorch import pytree
 
 PrimitiveType = bool | int | str | float | None
 ORTModelInputOutputType = (

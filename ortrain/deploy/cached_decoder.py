@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from ortrain.deploy.cache_name import cache_name
+from ortrain.pytorch import pytree
 
 States = list[Tensor | None]
 """Keys and values in turn, layer by layer, ``[batch, heads, length, size]``; None for no layer's.

@@ -16,20 +16,20 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import torch
-from torch.utils import _pytree as pytree
 
-from ortrain.capture.export import Captured, capture
+from ortrain.aside import modes_kept
 from ortrain.capture.onnx.lift import drop_unused_inputs
 from ortrain.deploy.unread import note
 from ortrain.errors import CaptureError, GraphError, ParityError, listing
 from ortrain.files.replacing import staged
-from ortrain.guards.key_value_cache import without_cache
+from ortrain.frontend.export import Exported, export
+from ortrain.key_value_cache import without_cache
 from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole
 from ortrain.module import unwrap
-from ortrain.module_state.modes import modes_kept
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role
+from ortrain.pytorch import pytree
 
 # Largest difference of an output, relative to its largest value or to 1. Float32 summed in another
 # order differs by about 1e-6; a wrong graph, by far more than this.
@@ -57,7 +57,7 @@ def export_onnx(
     Args:
         module: a module, or an ORTModule around one; its mode stays as it is.
         samples: keyword arguments of calls to compare, at least one: tensors, and dicts, lists and
-            tuples of them. The first one is captured.
+            tuples of them. The first one is exported.
         path: the file to write; its folder is made where it does not exist.
         opset: of the standard ONNX domain, 18 to 23.
         outputs: names of those that the file is to have; by default all.
@@ -93,8 +93,8 @@ def export_onnx(
     module, target = unwrap(module), Path(path)
     with modes_kept(module), torch.no_grad(), without_cache(module):
         module.eval()
-        captured = _captured(module, samples, opset)
-        program = _standalone(module, captured, outputs)
+        exported = _exported(module, samples, opset)
+        program = _standalone(module, exported, outputs)
         expected = [_flat(module(**sample)) for sample in samples]
     _name_dimensions(program, dimensions)
     taken = {value.name for value in program.inputs()}
@@ -112,10 +112,10 @@ def export_onnx(
     return difference
 
 
-def _captured(
+def _exported(
     module: torch.nn.Module, samples: Sequence[Mapping[str, Any]], opset: int
-) -> Captured:
-    """A capture of the first sample, of images of any size where the module's code has one for all.
+) -> Exported:
+    """The program of the first sample, for images of any size where the code has one for all.
 
     Swin's layers set the size of their windows by that of the image.
 
@@ -124,7 +124,7 @@ def _captured(
     """
     call = dict(samples[0])
     try:
-        return capture(module, (), call, opset=opset)
+        return export(module, (), call, opset=opset)
     except CaptureError:
         sizes = [
             {name: t.shape[1:] for name, t in _flat(sample).items() if t.ndim >= 4}
@@ -133,17 +133,17 @@ def _captured(
         if not sizes[0] or any(each != sizes[0] for each in sizes):
             raise
         try:
-            return capture(module, (), call, opset=opset, still=True)
+            return export(module, (), call, opset=opset, still=True)
         except CaptureError:
             pass
         raise
 
 
 def _standalone(
-    module: torch.nn.Module, captured: Captured, outputs: Sequence[str] | None
+    module: torch.nn.Module, exported: Exported, outputs: Sequence[str] | None
 ) -> Program:
-    """The captured program with the weights inside and these outputs, in standard ONNX."""
-    program = captured.program.clone()
+    """The program with the weights inside and these outputs, in standard ONNX."""
+    program = exported.program.clone()
     graph = program.graph
     if program.inputs(Role.SEED):
         raise GraphError(
@@ -156,7 +156,7 @@ def _standalone(
         value.const_value = ir.tensor(tensors[value.name or ""].detach().cpu().contiguous().numpy())
         graph.register_initializer(value)
     users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    named = dict(zip(_output_names(captured, len(users)), users, strict=True))
+    named = dict(zip(_output_names(exported, len(users)), users, strict=True))
     wanted = list(named) if outputs is None else list(outputs)
     if missing := [name for name in wanted if name not in named]:
         raise ValueError(
@@ -197,10 +197,10 @@ def _name_dimensions(program: Program, names: Sequence[str]) -> None:
             )
 
 
-def _output_names(captured: Captured, count: int) -> list[str]:
+def _output_names(exported: Exported, count: int) -> list[str]:
     """What the module calls its outputs: ``logits``, ``hidden_states.0``."""
     marks = [torch.empty(()) for _ in range(count)]
-    names = {id(mark): name for name, mark in _named(captured.rebuild(marks), "")}
+    names = {id(mark): name for name, mark in _named(exported.rebuild(marks), "")}
     return [names[id(mark)] for mark in marks]
 
 

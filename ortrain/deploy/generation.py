@@ -31,9 +31,9 @@ from ortrain.deploy.cache_name import cache_name, take_cache
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, fill, states_of
 from ortrain.errors import NotServed, OrtrainWarning
 from ortrain.module import ORTModule, expect_options, unwrap
-from ortrain.module_state.hooks import HOOKS
 from ortrain.step.report import Report
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # Outputs that the graphs do not have.
 _NOT_SERVED = ("output_attentions", "output_hidden_states")
 # Arguments of generate that ask for assisted generation.
@@ -265,7 +265,7 @@ def _with_forward(module: nn.Module, forward: Callable[..., Any]) -> Any:
     copied: Any = copy.copy(module)
     # generate may have been replaced on the instance, by this very generator.
     vars(copied).pop("generate", None)
-    vars(copied).update((name, OrderedDict()) for name in HOOKS)
+    vars(copied).update((name, OrderedDict()) for name in _HOOKS)
     copied.forward = functools.wraps(module.forward)(functools.partial(forward))
     return copied
 

@@ -24,9 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ortrain.capture.origin import IN_PYTORCH, captured_error
-from ortrain.capture.trace.checkpointing import CHECKPOINT
-from ortrain.capture.trace.refusal import first_line
+from ortrain.capture.origin import CHECKPOINT, IN_PYTORCH, captured_error
+from ortrain.capture.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
 from ortrain.frontend.layouts import laid_out

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ortrain.frontend.call import NothingDone, heard
 from ortrain.pytorch.saving import saving_hooks
+from ortrain.pytorch.version import version_of
 
 # Bytes of a tensor that is copied before a run: counters and statistics are hardly larger.
 MOST = 1 << 20
@@ -45,7 +46,7 @@ class Attempts:
             for i in (range(len(args)) if places is None else places)
             if _may_be_set_back(args[i])
         }
-        versions = {i: each._version for i, each in enumerate(args) if _counts(each)}
+        versions = {i: version_of(each) for i, each in enumerate(args) if _counts(each)}
         try:
             found = self.run(*args)
         except Exception as error:
@@ -68,7 +69,7 @@ def _counts(value: Any) -> bool:
 
 def _changed(args: Sequence[Any], versions: Mapping[int, int]) -> set[int]:
     """Places of what has been written to."""
-    return {i for i, version in versions.items() if args[i]._version != version}
+    return {i for i, version in versions.items() if version_of(args[i]) != version}
 
 
 def _may_be_set_back(value: Any) -> bool:

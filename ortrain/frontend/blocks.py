@@ -17,7 +17,7 @@ from ortrain.errors import NotServed, OrtrainError
 from ortrain.frontend.call import NothingDone, heard
 from ortrain.frontend.compiled import OVER_BUDGET, Compiled
 from ortrain.pytorch.dynamo import without_conversions
-from ortrain.pytorch.routes import is_routed, plainly, route, without
+from ortrain.pytorch.routes import is_routed, plainly, route, way_of, without
 from ortrain.pytorch.saving import saving_hooks
 
 # Graphs that one call makes; blocks behind these run in PyTorch then, so that no step waits long.
@@ -55,7 +55,7 @@ class Blocks:
         for block, way in zip(self.blocks, self._ways, strict=True):
             if on and not is_routed(block):
                 route(block, way)
-            elif not on and block._compiled_call_impl is way:
+            elif not on and way_of(block) is way:
                 route(block, None)
         self._on = on
 

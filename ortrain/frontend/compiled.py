@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import distributed, fx, nn
-from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
@@ -26,6 +25,7 @@ from ortrain.frontend.call import Heard, NothingDone, heard
 from ortrain.frontend.graph import Empty, Graph
 from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
+from ortrain.pytorch import pytree
 from ortrain.pytorch.arrays import ARRAYS, fold_arrays
 from ortrain.pytorch.dynamo import (
     MOST,

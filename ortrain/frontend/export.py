@@ -20,20 +20,23 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
+from ortrain.aside import copied, random_states
+from ortrain.capture.call import Call, example_call, step_name
 from ortrain.capture.onnx.lift import State, drop_unused_inputs, set_outputs, state_of
 from ortrain.capture.origin import BESIDE, FRAME, is_users
-from ortrain.capture.trace.call import Call, example_call, step_name
 from ortrain.errors import CaptureError, OrtrainError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.aten import check_followed, squeezes
 from ortrain.frontend.program import Translated, translated
 from ortrain.frontend.watch import Watch
-from ortrain.guards.key_value_cache import closed, opened
+from ortrain.key_value_cache import closed, opened
+from ortrain.kinds import NONE, expect, expect_flag, expect_whole
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role, set_role, target_of
+from ortrain.pytorch import pytree
 from ortrain.pytorch.arrays import ARRAYS, fold_arrays
 from ortrain.pytorch.conditions import Sizes, example_of
 from ortrain.pytorch.dynamo import (
@@ -45,6 +48,7 @@ from ortrain.pytorch.dynamo import (
     with_open_sizes,
 )
 from ortrain.pytorch.saving import unhooked
+from ortrain.pytorch.tracing import fake_mode_of, known_fake
 from ortrain.uncollected import uncollected
 
 # Conversions of one call: what the first one leaves in the module may ask for a second.
@@ -119,10 +123,19 @@ def export(
             from layer to layer.
 
     Raises:
+        TypeError: an argument of this function is of another type.
+        ValueError: ``opset`` is not served.
         CaptureError: the module cannot become one graph; the error says where and why.
         UnsupportedInput: an argument is of a type that a graph cannot take.
         UnsupportedOutput: the module returns a number that its input changes.
     """
+    expect("module", module, nn.Module, "a torch.nn.Module")
+    expect("args", args, (tuple, list), "a tuple of positional arguments")
+    expect("kwargs", kwargs, (Mapping, NONE), "keyword arguments by name, or None")
+    expect_whole("opset", opset)
+    expect_flag("still", still)
+    if not 18 <= opset <= 23:
+        raise ValueError(f"opset={opset}: expected 18 to 23")
     state = state_of(module)
     call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
     batches, lengths = call.growable()
@@ -133,7 +146,7 @@ def export(
     shapes = [tuple(tensor.shape) for tensor in tensors]
     closed = {(i, axis) for i, t in enumerate(tensors) if still and _is_image(t) for axis in _IMAGE}
     first: CaptureError | None = None
-    with EXCLUSIVE, uncollected(), unhooked(), torch.random.fork_rng():
+    with EXCLUSIVE, uncollected(), unhooked(), random_states():
         for example in [*examples, call]:
             for ones_are_sizes in (True, False):
                 attempt = partial(_Export, module, example, state, opset, ones_are_sizes)
@@ -177,6 +190,7 @@ class _Export:
     real: Sequence[Any]
     results: Sequence[Any]
     sizes: Sizes
+    watch: Watch
 
     def __init__(
         self,
@@ -202,17 +216,13 @@ class _Export:
         """The program; None where it needs to know whether a size is one."""
         output: Any = None
         results: Sequence[Any] = ()
-        watch = Watch(self.module)
-        if watch.not_followed:
-            raise _wrong(watch.not_followed)
-        self.packs = watch.packs()
-        run = converted(_called, self._take, watch.names)
+        run, settled = self._converted(), False
         for _ in range(MOST):
             before = self.conversions
             try:
                 with settings(
-                    hooks=watch.hooked,
-                    whole_layers=watch.whole_layers,
+                    hooks=self.watch.hooked,
+                    whole_layers=self.watch.whole_layers,
                     ones_are_sizes=self.ones_are_sizes,
                     parted=False,
                     once=True,
@@ -224,6 +234,9 @@ class _Export:
             except Exception as error:
                 if self.ones_matter:
                     return None
+                if not settled and self._settles(error):
+                    run, settled = self._converted(), True
+                    continue
                 raise self._refusal(error) from error
             if self.conversions == before:
                 break
@@ -242,6 +255,18 @@ class _Export:
             )
         self.results = results  # of the call that was converted
         return self._finished(output)
+
+    def _converted(self) -> Callable[..., Any]:
+        """The call through Dynamo, with the hooks that the module has now.
+
+        Raises:
+            CaptureError: a graph would be wrong about its code.
+        """
+        self.watch = Watch(self.module)
+        if self.watch.not_followed:
+            raise _wrong(self.watch.not_followed)
+        self.packs = self.watch.packs()
+        return converted(_called, self._take, self.watch.names)
 
     def _take(self, graph: fx.GraphModule, real: Sequence[Any]) -> Callable[..., Any]:
         """The backend: translates a graph, which PyTorch runs then."""
@@ -263,7 +288,10 @@ class _Export:
             self.failed = error
             raise
         self.real = [*real]
-        self.sizes = Sizes([fakes.get(id(value)) for value in self.given.values()])
+        # The code may have asked a size of a tensor that the graph does not take.
+        mode = fake_mode_of([*fakes.values()])
+        tensors = [fakes.get(id(t), known_fake(mode, t)) for t in self.given.values()]
+        self.sizes = Sizes(tensors, ones=self.ones_are_sizes)
 
         def run(*args: Any) -> Any:
             self.results = eager(*args)
@@ -271,13 +299,22 @@ class _Export:
 
         return run
 
+    def _settles(self, error: Exception) -> bool:
+        """Runs the copy in PyTorch, whose first call may do what no graph does, and no other one.
+
+        Raises:
+            Exception: the call's own error.
+        """
+        if self.failed is not None or not_followed(error) or not is_of_conversion(error):
+            return False
+        self.module(*self.args, **self.kwargs)
+        return True
+
     def _refusal(self, error: Exception) -> Exception:
         if self.failed is not None:
             return self.failed
         if what := not_followed(error):
             return _wrong(what)
-        if not is_of_conversion(error):
-            return error
         try:  # a call that is wrong has an error of its own
             _copied(self.module)(*self.args, **self.kwargs)
         except Exception as own:
@@ -363,7 +400,7 @@ class _Export:
                 continue
             value = values.get(id(leaf)) or inputs.get(self._known.get(id(leaf), ("",))[0])
             if value is None:
-                shape, dtype = ir.Shape(leaf.shape), ir.DataType.from_numpy(leaf.numpy().dtype)
+                shape, dtype = ir.Shape(leaf.shape), from_torch_dtype(leaf.dtype)
                 new = ir.Value(name="constant", shape=shape, type=ir.TensorType(dtype))
                 value = inputs[new.name] = self._enter(graph, leaf, new)
             steps = [step_name(step) for step in path]
@@ -402,9 +439,8 @@ def _is_image(tensor: Tensor) -> bool:
 
 def _copied(module: nn.Module) -> nn.Module:
     """A module with the same parameters, whose buffers and attributes are its own."""
-    memo: dict[int, Any] = {id(each): each for each in module.parameters()}
     try:
-        return copy.deepcopy(module, memo)
+        return copied(module)
     except Exception as error:
         raise CaptureError(
             f"{type(module).__name__} cannot be copied",

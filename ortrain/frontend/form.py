@@ -165,7 +165,7 @@ class Form:
             numbers = [name for name, place in found.places.items() if place in found.fixed]
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
             step.orders, step.further = graph.orders, lambda: self._further
-            step.layouts, step.linked = found.sources, found.outside.linked(step.plan.reachable)
+            step.layouts, step.linked = found.layouts, found.outside.linked(step.plan.reachable)
             step.feeds.streams = graph.streams  # also where some are left out
             step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
             step.unread = self._unread

@@ -15,7 +15,6 @@ from ortrain.autodiff.engine import influences
 from ortrain.cache import Cache
 from ortrain.capture.fx.complex_pairs import as_real
 from ortrain.capture.origin import IN_PYTORCH
-from ortrain.capture.returned import Source
 from ortrain.config import Options
 from ortrain.errors import (
     CheckFailed,
@@ -38,6 +37,8 @@ from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.autocast import active
 from ortrain.pytorch.conditions import example_of
+from ortrain.pytorch.hooks import has_late_hooks
+from ortrain.pytorch.layout import inverse
 from ortrain.pytorch.modes import FakeTensor
 from ortrain.pytorch.saving import saving_hooks
 from ortrain.pytorch.sources import name_of
@@ -48,7 +49,6 @@ from ortrain.runtime.memory import Ceiling
 from ortrain.step.autograd import NODES, Step
 from ortrain.step.fallback import unforeseen
 from ortrain.step.feeds import streams_of
-from ortrain.step.places import axes_of
 from ortrain.step.replay import Caller
 from ortrain.step.report import Dense
 from ortrain.step.tokens import TokenCounts, Tokens, dense
@@ -124,9 +124,9 @@ class Graph:
         # Inputs that PyTorch's backward does not read, so that the user may write to them.
         self.unread = found.unread | {i for i, value in enumerate(real) if _is_copied(value)}
         # Such as those of an optimizer that steps in the backward, and frees each gradient.
-        self.early = any(t._post_accumulate_grad_hooks for t in tensors)
+        self.early = any(map(has_late_hooks, tensors))
         self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]
-        self.axes = axes_of(program, self.users)
+        self.axes = _axes_of(program, self.users)
         self.example = {s: example_of(real[place].shape[axis]) for s, place, axis in self.axes}
         values = [holder.meta["example_value"] for holder in holders]
         self.numbers = {
@@ -280,7 +280,7 @@ class Graph:
 
     def _pytorchs(self, args: Sequence[Any]) -> OrtrainError | None:
         """Why a call is none for a step, by its arguments; None where it may be one."""
-        if transform_around() is not None or tangents._current_level >= 0:
+        if transform_around() is not None or tangents() >= 0:
             return _TRANSFORMED
         if self.without and is_grad_enabled() and self._wants_more(args):
             return _WANTS
@@ -288,7 +288,7 @@ class Graph:
             return _SHARED
         if FakeTensor in {*map(type, args)}:
             return _FAKE
-        return None if all(args[i].numel() for i in self.filled) else _EMPTY
+        return None if all(args[i].numel() for i in self.filled) else EMPTY
 
     def run(self, form: Form, args: Sequence[Any], caller: Caller | None = None) -> Any:
         """The outputs of one of the graph's programs.
@@ -501,7 +501,7 @@ class Graph:
                 self.orders[name] = axes
             else:
                 place = int(name.rpartition(" ")[2])
-                self.translated.sources[results[place].index] = Source("stored", axes=axes)
+                self.translated.layouts[results[place].index] = axes, inverse(axes)
 
     def _executor(self) -> Any:
         options = self.options
@@ -525,9 +525,19 @@ _TRANSFORMED = OfThisCall(
 _WANTS = OfThisCall("an input requires a gradient that did not before", help=_HELP)
 _SHARED = OfThisCall("an input that is written to shares its memory with another", help=_HELP)
 _FAKE = OfThisCall("an input is a tensor of FakeTensorMode, which has no numbers", help=_HELP)
-_EMPTY = OfThisCall(
+EMPTY = OfThisCall(
     "an input is empty", because="each runtime has its own of statistics of nothing", help=_HELP
 )
+
+
+def _axes_of(program: Program, positions: Sequence[int]) -> list[tuple[str, int, int]]:
+    """A place for each symbolic dimension of a program, among the tensors of a call."""
+    places: dict[str, tuple[int, int]] = {}
+    for value, position in zip(program.inputs(Role.USER_INPUT), positions, strict=True):
+        for axis, dim in enumerate(value.shape or ()):
+            if not isinstance(dim, int) and dim.value is not None:
+                places.setdefault(dim.value, (position, axis))
+    return [(symbol, *place) for symbol, place in places.items()]
 
 
 def check_devices(real: Sequence[Any], options: Options) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, is_grad_enabled, nn
-from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import DebugOptions, Engine, Options
@@ -36,6 +35,7 @@ from ortrain.frontend.twin import FAR, Reference, roots_of, seen_of, tensors_of
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
+from ortrain.pytorch import pytree
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.pytorch.saving import saving_hooks
 from ortrain.runtime.aten.graphs.recordings import unrecorded
@@ -69,7 +69,7 @@ class Outcome:
         waits: whether that is since there is no recording for it yet.
         savings: of its graphs, by tokens that they leave out.
         looks: as of :class:`~ortrain.frontend.call.Heard`.
-        ran: the graphs that have run as steps, in their order.
+        ran: the graphs that have run as steps, in their order, each with what it has returned.
     """
 
     output: Any = None
@@ -81,7 +81,7 @@ class Outcome:
     waits: bool = False
     savings: Sequence[Saving | None] = field(default_factory=list)
     looks: Sequence[Look] = ()
-    ran: Sequence[Graph] = ()
+    ran: Sequence[tuple[Graph, Any]] = ()
 
 
 class Graphs:
@@ -313,8 +313,7 @@ class Graphs:
 
     def _outcome(self, output: Any, call: Heard, compiled: Compiled, may_convert: bool) -> Outcome:
         if call.ran:
-            ran = [*dict.fromkeys(graph for graph, _ in call.ran)]
-            return Outcome(output, savings=call.savings, looks=call.looks or (), ran=ran)
+            return Outcome(output, savings=call.savings, looks=call.looks or (), ran=call.ran)
         if compiled.again:
             return Outcome(output, why=ONES_MATTER.at(""), meant=True)
         if call.failed is not None:

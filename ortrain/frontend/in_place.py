@@ -10,7 +10,7 @@ from torch import nn
 from ortrain.config import DebugOptions, Options
 from ortrain.frontend.machine import Machine
 from ortrain.kinds import expect
-from ortrain.pytorch.routes import plainly, route
+from ortrain.pytorch.routes import plainly, route, way_of
 from ortrain.step.report import Report
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -49,7 +49,7 @@ def report_of(model: nn.Module) -> Report:
     Raises:
         ValueError: it was not, or something else has compiled it since.
     """
-    way = model._compiled_call_impl
+    way = way_of(model)
     if not isinstance(way, _Way):
         raise ValueError(
             f"this {type(model).__name__} was not compiled: call ortrain.compile(model)"

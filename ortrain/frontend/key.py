@@ -22,6 +22,7 @@ from ortrain.pytorch.autocast import active
 from ortrain.pytorch.conditions import Symbols
 from ortrain.pytorch.sources import is_buffer
 from ortrain.pytorch.tracing import number_in
+from ortrain.pytorch.version import count
 
 # Of a tensor in a graph, its values tell it; of a larger one, which it is.
 _VALUES = 1024
@@ -102,7 +103,7 @@ class Key:
         if not isinstance(value, Tensor):
             raise NoKey
         small = value.numel() <= _VALUES and value.device.type == "cpu"
-        values = repr(value.tolist()) if small else (id(value), value._version)
+        values = repr(value.tolist()) if small else (id(value), count(value))
         return (value.dtype, value.device, tuple(value.shape), value.stride(), values)
 
     def _arguments(self, node: fx.Node, numbers: dict[fx.Node, int]) -> tuple[Any, ...]:

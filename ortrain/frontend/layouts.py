@@ -7,6 +7,7 @@ kernels are others. (Found by comparing both for some hundred functions in all o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -104,6 +105,31 @@ def _is_undecided(sizes: Sequence[Any], strides: Sequence[Any], shape: Sequence[
         steps = [n for n, size in zip(result.stride(), result.shape, strict=True) if size > 1]
         found.add(steps == sorted(steps, reverse=True))
     return len(found) > 1
+
+
+# What the symbols of sizes stand for: an axis may be of one in the example alone.
+_SOME = 1009, 2
+
+
+def stored(tensor: Tensor) -> tuple[int, ...]:
+    """The axes of a tensor of a trace in the order in which they lie in memory, at any sizes.
+
+    An axis of size 1 stays where it is among the others, and those along which all elements are the
+    same come first, so that they part no others. The channel of grey images lies last where its
+    stride says so: a convolution reads it.
+    """
+    if tensor.layout is not torch.strided:
+        return tuple(range(tensor.ndim))
+    numbers = next(with_sizes([*tensor.shape, *tensor.stride()], _SOME))
+    sizes, strides = numbers[: tensor.ndim], [*map(float, numbers[tensor.ndim :])]
+    grey = len(sizes) in (4, 5) and sizes[1] == strides[1] == 1
+    for axis in reversed(range(len(sizes))):
+        if sizes[axis] == 1:
+            inner = axis + 1
+            strides[axis] = sizes[inner] * strides[inner] if inner < len(sizes) else 1
+    if grey:
+        strides[1] = 0.5
+    return tuple(sorted(range(len(sizes)), key=lambda axis: -(strides[axis] or math.inf)))
 
 
 _PRODUCTS, _CONVOLUTIONS = {"MatMul", "Gemm"}, {"Conv", "ConvTranspose"}

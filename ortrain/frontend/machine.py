@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import has_torch_function
-from torch.utils import _pytree as pytree
 
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
@@ -35,6 +34,7 @@ from ortrain.frontend.policy import (
     challengers_of,
     padding_in,
 )
+from ortrain.pytorch import pytree
 from ortrain.pytorch.autocast import active
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.hooks import parts_of
@@ -101,7 +101,7 @@ class Machine:
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module, self.debug_options = module, debug_options
         self.report = Report()
-        self.prospect = Prospect.of(module)
+        self.prospect = Prospect()
         self.only_loss = self.trains = self.warned = self.drawn = False
         self.calls = 0
         self._quiet: dict[tuple[bool, bool], int] = {}
@@ -151,7 +151,7 @@ class Machine:
                 return self._in_pytorch(LAZY, args, kwargs)
             with EXCLUSIVE:
                 policy = self.policies[modes] = self._policy(modes, args, kwargs)
-        if transform_around() is not None or tangents._current_level >= 0:
+        if transform_around() is not None or tangents() >= 0:
             return self._served_by_none(TRANSFORMED, policy, args, kwargs)
         if modes[0] and saving_hooks(False) is not None and is_changing():
             return self._served_by_none(CHANGING, policy, args, kwargs)
@@ -197,7 +197,8 @@ class Machine:
                 print(report, file=sys.stderr)
             if self.debug_options.save_onnx and outcome.why is None:
                 policy.saved = True
-                graphs.save(self.debug_options, outcome.ran)
+                ran = dict.fromkeys(graph for graph, _ in outcome.ran)
+                graphs.save(self.debug_options, [*ran])
         if outcome.why is None:
             report.graph_calls += 1
             report.mode, report.reason = "graph", ""
@@ -436,9 +437,9 @@ class Machine:
             ):  # fmt: skip
                 from ortrain.frontend.graphs import Graphs
             if self.options.keep_in_torch:
-                from ortrain.step.kept import named_modules
+                from ortrain.frontend.parts import expect_sub_modules
 
-                named_modules(self.module, self.options.keep_in_torch)  # an error without one
+                expect_sub_modules(self.module, self.options.keep_in_torch)
             self.graphs = Graphs(self.module, self.options, self.overhead, self._recovered)
         return self.graphs
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ortrain.capture.origin import IN_PYTORCH, captured_error
-from ortrain.capture.trace.refusal import first_line
+from ortrain.capture.refusal import first_line
 from ortrain.errors import CaptureError
 from ortrain.pytorch.operators import HigherOrderOperator, OpOverload, draws, is_mutable
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS

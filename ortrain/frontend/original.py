@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from ortrain.pytorch.autocast import Autocast, autocast_as, switched_back, witho
 from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.sources import is_buffer
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
-from ortrain.step.draws import replayed_draws
+from ortrain.step.draws import is_replaying, replayed_draws
 from ortrain.step.replay import Repeated, instead_of, view_of
 
 higher_order = torch.ops.higher_order
@@ -67,10 +67,7 @@ class Original:
         draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
         with draws, autocast_as(self.autocast):
             outputs = self.run(*args)
-        return Repeated(self, outputs, views, [id(tensor) for tensor in wrt])
-
-    def expect_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
-        """A graph reads its inputs, and nothing else."""
+        return Repeated(outputs, views, [id(tensor) for tensor in wrt])
 
 
 def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
@@ -140,6 +137,8 @@ class _InPyTorch(fx.Interpreter):
             rest = iter(handed)
             return inner(*[v if r else next(rest) for v, r in zip(given, read, strict=True)])
 
+        if is_replaying():  # whose repetition would draw other numbers
+            return _InPyTorch(body).run(*given)
         inner, chosen = _InPyTorch(body).run, body.meta.get("_checkpoint_context_fn")
         known = {} if chosen is None else {"context_fn": chosen}
         return checkpoint(run, *handed, use_reentrant=False, **known)

@@ -10,16 +10,17 @@ Each part is a graph of its own, and autograd goes through them all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from fnmatch import fnmatch
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
 from ortrain.capture.origin import module_paths, origin, source_lines
-from ortrain.errors import CaptureError, OrtrainError
+from ortrain.errors import CaptureError, InputError, OrtrainError
 from ortrain.pytorch.operators import OpOverload
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 
@@ -50,6 +51,24 @@ def responsible(module: fx.GraphModule, reason: OrtrainError) -> set[fx.Node]:
     }
 
 
+def expect_sub_modules(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Raises where a pattern of ``Options(keep_in_torch=…)`` names no sub-module.
+
+    Raises:
+        InputError: it tells the nearest names.
+    """
+    names = [name for name, _ in module.named_modules() if name]
+    for pattern in patterns:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        near = ", ".join(map(repr, get_close_matches(pattern, names, 3, 0.0)))
+        raise InputError(
+            f"keep_in_torch={pattern!r} is no sub-module of {type(module).__name__}",
+            because=f"the nearest are {near}" if near else "it has no sub-modules",
+            help="take a name of named_modules(), or a pattern such as '*.router'",
+        )
+
+
 def asked_for(module: fx.GraphModule, patterns: Collection[str]) -> set[fx.Node]:
     """The nodes of sub-modules that ``Options(keep_in_torch=…)`` names.
 
@@ -61,7 +80,7 @@ def asked_for(module: fx.GraphModule, patterns: Collection[str]) -> set[fx.Node]
         node
         for node in module.graph.nodes
         if node.op.startswith("call")
-        and any(fnmatch(path, each) for path in module_paths(node) for each in patterns)
+        and any(fnmatchcase(path, each) for path in module_paths(node) for each in patterns)
     }
 
 

@@ -147,7 +147,7 @@ def challengers_of(
         padding: the share of a batch that is padding, which a graph of the whole leaves out.
     """
     slow = slowness()
-    cost = Prospect.of(module).cost * slow
+    cost = (FIRST + LAYER * layers_in(module)) * slow
     whole = Challenger(MODULE, cost, 1 - (1 - gain) * (1 - padding), in_parts=gain)
     if not trains or not (blocks := equal_blocks(module)):
         return [whole]

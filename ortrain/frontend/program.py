@@ -15,27 +15,27 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.utils import _pytree as pytree
 
+from ortrain.capture.call import Leaf, free_name
 from ortrain.capture.fx.complex_pairs import given_as_pairs
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
 from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.origin import IN_PYTORCH, captured_error
-from ortrain.capture.returned import Source, sources_of
-from ortrain.capture.trace.call import Leaf, free_name
 from ortrain.capture.traced import Traced
-from ortrain.capture.translation import Watch, program_of, registry_of
+from ortrain.capture.translation import program_of
 from ortrain.frontend.aten import aliases_of, aten_of
 from ortrain.frontend.grids import grids_as_views
-from ortrain.frontend.layouts import decide_layouts
+from ortrain.frontend.layouts import decide_layouts, stored
 from ortrain.frontend.original import Original
 from ortrain.frontend.views import Outside, all_inside, outside_of
 from ortrain.frontend.writes import written
 from ortrain.program import Program
+from ortrain.pytorch import pytree
 from ortrain.pytorch.autocast import active
 from ortrain.pytorch.conditions import decide_bounds, decide_sizes
+from ortrain.pytorch.layout import inverse
 from ortrain.pytorch.sources import is_buffer, is_number, name_of
 from ortrain.pytorch.tracing import apart, values_of
 
@@ -56,7 +56,8 @@ class Translated:
         copied: places of those that the graph takes copies of, which the caller's writes leave.
         unread: places of those that PyTorch's backward does not read, and that are not written to.
         outside: what becomes of the program's outputs.
-        sources: those that lie in memory in another order than their axes.
+        layouts: of results that lie in memory in another order than their axes, that order, and
+            what undoes it.
         original: the graph as PyTorch runs it.
     """
 
@@ -68,7 +69,7 @@ class Translated:
     copied: list[int]
     unread: set[int]
     outside: Outside
-    sources: dict[int, Source]
+    layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
     original: Original
 
 
@@ -145,22 +146,23 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int, whole: 
         OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(root.name), None)
         for root in outside.roots
     ]
-    alone = len(outside.roots) == 1  # and so without a number in its name
-    spec = pytree.tree_structure(outside.roots[0] if alone else tuple(outside.roots))
-    traced = Traced(graph, specs, outputs, constants, held, {}, spec)
-    sources = sources_of(traced, [leaf.position for leaf in leaves])
+    traced = Traced(graph, specs, outputs, constants, held)
+    # Before writes in place make new tensors.
+    orders = {i: stored(root.meta["val"]) for i, root in enumerate(outside.roots)}
+    turned = {i: axes for i, axes in orders.items() if axes != tuple(range(len(axes)))}
+    layouts = {i: (axes, inverse(axes)) for i, axes in turned.items()}
     state = lift.State(
         tuple(n for n, t in held.items() if isinstance(t, nn.Parameter)),
         tuple(n for n, t in held.items() if not isinstance(t, nn.Parameter)),
         {name: name for name in held},
     )
     # Each operator is marked with its autocast by now: another one around all would replace that.
-    program = program_of(traced, registry_of(opset), leaves, state, Watch(), not whole, (), {})
+    program = program_of(traced, opset, leaves, state, checked=not whole)
     places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]
     fixed = [i for i in places.values() if is_number(holders[i])]
-    return Translated(program, places, numbers, fixed, pairs, copies, unread, outside, sources, own)
+    return Translated(program, places, numbers, fixed, pairs, copies, unread, outside, layouts, own)
 
 
 def _is_pairs(node: fx.Node, value: Any, changed: Collection[fx.Node]) -> bool:

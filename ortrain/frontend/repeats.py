@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.memory import memory_of
+from ortrain.pytorch import pytree
 from ortrain.pytorch.autocast import active
-from ortrain.pytorch.operators import OpOverload, is_mutable
+from ortrain.pytorch.operators import OpOverload, is_mutable, schema_of
 from ortrain.pytorch.tracing import as_plain_tensors, has_values, last_node, node_of, write
 from ortrain.pytorch.transforms import is_wrapped
+from ortrain.pytorch.version import version_of
 
 aten = torch.ops.aten
 
@@ -93,7 +94,7 @@ class Repeats:
 
         Nothing may write to a result that is Dynamo's: a trace writes to tensors of its own.
         """
-        if result._version or node_of(result) is not None:
+        if version_of(result) or node_of(result) is not None:
             return None
         known, shown = self._known.get(key), _shown(result, tensors)
         if known is not None and known.result == _about(result) and known.shown == shown:
@@ -113,7 +114,7 @@ class Repeats:
 
 def _call_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """A call of an operator as a trace writes it: without defaults behind the last other value."""
-    wanted = operator._schema.arguments
+    wanted = schema_of(operator).arguments
     given = {each.name: each.default_value for each in wanted}
     given |= {**dict(zip(given, args, strict=False)), **kwargs}
     ordered = [given[each.name] for each in wanted if not each.kwarg_only]

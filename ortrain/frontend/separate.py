@@ -7,6 +7,7 @@ closure or as a default, goes on with that of the module.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,8 @@ from typing import Any
 from torch import Tensor, distributed, nn
 
 from ortrain.frontend.watch import Watch
-from ortrain.guards.contents import unchanged
+from ortrain.pytorch.hooks import has_hooks
+from ortrain.pytorch.parametrizations import parametrizations_are_kept
 from ortrain.pytorch.saving import saving_hooks
 
 # Of more things a module is not copied.
@@ -28,14 +30,15 @@ _CONTAINERS = (list, dict, set, deque)
 def comparable(module: nn.Module, watch: Watch) -> bool:
     """Whether a copy can run aside, and nobody notices.
 
-    Hooks are functions of the user's, which would see the copy. Processes wait for each other.
+    Hooks are functions of the user's, which would see the copy. Processes wait for each other. What
+    is parametrized may be kept until it is not asked for any more.
     """
-    if watch.hooked or saving_hooks(False) is not None:
+    if watch.hooked or saving_hooks(False) is not None or parametrizations_are_kept():
         return False
     if distributed.is_available() and distributed.is_initialized():
         return False
     for each in module.parameters():
-        if type(each) is not nn.Parameter or each._backward_hooks:
+        if type(each) is not nn.Parameter or has_hooks(each):
             return False
         if not all(isinstance(value, _PLAIN) for value in vars(each).values()):
             return False
@@ -81,6 +84,22 @@ def _slots_of(kind: type) -> Iterable[str]:
 
 
 @contextlib.contextmanager
+def _unchanged(containers: Iterable[Any]) -> Iterator[None]:
+    """Each container holds afterwards what it holds now."""
+    before = [(each, copy.copy(each)) for each in containers]
+    try:
+        yield
+    finally:
+        for container, held in before:
+            if [*map(id, _parts(container))] == [*map(id, _parts(held))]:
+                continue
+            if not isinstance(container, dict) or container.keys() != held.keys():
+                container.clear()  # else nobody finds it empty meanwhile
+            add = container.update if hasattr(container, "update") else container.extend
+            add(held)
+
+
+@contextlib.contextmanager
 def put_back(watch: Watch) -> Iterator[None]:
     """Names of a module's code, and containers that have one, are afterwards what they were before.
 
@@ -97,7 +116,7 @@ def put_back(watch: Watch) -> Iterator[None]:
         if type(value) in _CONTAINERS and len(value) <= MOST
     }
     try:
-        with unchanged(held.values()):
+        with _unchanged(held.values()):
             yield
     finally:
         for table, names in zip(tables, before, strict=True):

@@ -13,19 +13,18 @@ with random weights by half.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.autograd.function import BackwardCFunction
-from torch.utils import _pytree as pytree
 
+from ortrain.aside import random_states
 from ortrain.frontend.separate import put_back
 from ortrain.frontend.watch import Watch
-from ortrain.module_state.modes import parametrizations_uncached
-from ortrain.module_state.untouched import random_states
+from ortrain.pytorch import pytree
 from ortrain.pytorch.autocast import active, uncached, without_autocast
 from ortrain.pytorch.saving import unhooked
 from ortrain.runtime.engines import are_narrow
@@ -36,7 +35,6 @@ from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
 from ortrain.step.eager_draws import as_graphs
 from ortrain.step.probe import cotangent, rounded_like
-from ortrain.step.replay import leaves_behind, nodes_behind
 from ortrain.step.seeds import Seeds, draw_seed, drawing
 
 # Differences, relative to the values, that are no roundings: of outputs, and of gradients.
@@ -158,10 +156,7 @@ class Reference:
     def _run(self, twin: nn.Module, given: tuple[Any, Any]) -> Seen:
         """Calls a copy, which leaves no other trace."""
         seeds = Seeds()
-        with (
-            random_states(), unhooked(), drawing(None), parametrizations_uncached(),
-            put_back(self._watch),
-        ):  # fmt: skip
+        with random_states(), unhooked(), drawing(None), put_back(self._watch):
             torch.set_rng_state(self._state)
             wanting = wanting_of(given)
             with as_graphs(twin, seeds), uncached():
@@ -319,13 +314,28 @@ def _once(
 def _expect_no_other(roots: Sequence[Tensor], leaves: Iterable[Tensor]) -> None:
     """Raises where a backward would go on to the gradients of other tensors."""
     known = {id(leaf) for leaf in leaves}
-    if any(id(leaf) not in known for leaf in leaves_behind(roots)):
+    found = (getattr(node, "variable", None) for node in _nodes_behind(roots))
+    if any(leaf is not None and id(leaf) not in known for leaf in found):
         raise RuntimeError("a parameter that is read is not the copy's")
 
 
 def _in_python(roots: Sequence[Tensor]) -> bool:
     """Whether a backward runs a function in Python."""
-    return any(isinstance(node, BackwardCFunction) for node in nodes_behind(roots))
+    return any(isinstance(node, BackwardCFunction) for node in _nodes_behind(roots))
+
+
+def _nodes_behind(outputs: Sequence[Tensor]) -> Iterator[Any]:
+    """The nodes of autograd's graph that a backward from some outputs runs."""
+    nodes: list[Any] = [output.grad_fn for output in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        yield node
+        further = {each for each, _ in node.next_functions} - seen
+        seen |= further
+        nodes += further
 
 
 def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:

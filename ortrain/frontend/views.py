@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from ortrain.capture.fx.functional import DETACHES
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.origin import IN_PYTORCH, captured_error
-from ortrain.capture.returned import written_by
+from ortrain.capture.writes import written_tensor
 from ortrain.errors import CaptureError
 from ortrain.frontend.writes import writes_of
 from ortrain.step.links import Linked, Links, Views
@@ -101,7 +101,7 @@ def all_inside(leaves: Sequence[Any]) -> Outside:
         for each in leaves
         if isinstance(each, fx.Node) and isinstance(each.meta.get("val"), Tensor)
     ]
-    return Outside([written_by(each) for each in tensors], [], [], [], ())
+    return Outside([written_tensor(each) for each in tensors], [], [], [], ())
 
 
 class _Parting:
@@ -132,12 +132,12 @@ class _Parting:
                 viewed.append(leaf)
                 results.append(Result("view", len(viewed) - 1))
                 continue
-            own = written_by(leaf)
+            own = written_tensor(leaf)
             if own in self.inputs:
                 results.append(Result("input", self.inputs.index(own)))
                 continue
             owner = self.owners.get(memory(own))
-            alone = len({written_by(each) for each in shared[memory(own)]}) == 1
+            alone = len({written_tensor(each) for each in shared[memory(own)]}) == 1
             if owner is None and (alone or not _is_view(own)):
                 results.append(Result("root", self._root(own)))
                 continue
@@ -170,7 +170,7 @@ class _Parting:
             sources[node] = graph.placeholder(f"given_{len(given)}")
 
         def taken(node: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
-            node = written_by(node)
+            node = written_tensor(node)
             if node in sources:
                 return sources[node]
             if node not in made:
@@ -189,7 +189,7 @@ class _Parting:
         found: dict[fx.Node, bool] = {}
         ahead = [*views]
         while ahead:
-            node = written_by(ahead.pop())
+            node = written_tensor(ahead.pop())
             if node in found:
                 continue
             found[node] = is_source = node in self.inputs or not _is_view(node)

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ortrain.pytorch.hooks import parts_of, tables_of
+from ortrain.pytorch.modules import children_of, parameters_of
 
 _KINDS = (FunctionType, staticmethod, classmethod, property)
 
@@ -45,9 +46,9 @@ class Watch:
         self._tables = tables_of(parts)
         self._lengths = [*map(len, self._tables)]
         self._hooks = self._hooks_now()
-        self._children = [part._modules for part in parts if part._modules]
+        self._children = [children for part in parts if (children := children_of(part))]
         self._parts = self._parts_now()
-        self._held = [part._parameters for part in parts if part._parameters]
+        self._held = [held for part in parts if (held := parameters_of(part))]
         kinds = dict.fromkeys(kind for part in parts for kind in type(part).__mro__[:-1])
         self._members = [
             (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)]) for kind in kinds

@@ -6,8 +6,7 @@ from torch import fx
 
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.statistics import statistics_of
-from ortrain.capture.origin import IN_PYTORCH, captured_error
-from ortrain.capture.trace.checkpointing import CHECKPOINT
+from ortrain.capture.origin import IN_PYTORCH, captured_error, checkpoint_of
 from ortrain.capture.writes import written_by
 
 
@@ -28,7 +27,7 @@ def check_checkpoints(graph: fx.Graph) -> None:
     Raises:
         CaptureError: naming the operator.
     """
-    numbers = {node: (node.meta.get("custom") or {}).get(CHECKPOINT, "") for node in graph.nodes}
+    numbers = {node: checkpoint_of(node) for node in graph.nodes}
     if not any(numbers.values()):
         return
     made: dict[int | None, str] = {}

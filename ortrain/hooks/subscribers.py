@@ -15,11 +15,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ortrain.errors import StateError
 from ortrain.kinds import NONE, expect, expect_whole
 from ortrain.module import unwrap
+from ortrain.pytorch import pytree
 
 _Subscriber = TypeVar("_Subscriber", bound="SubscriberBase")
 _Given = ParamSpec("_Given")

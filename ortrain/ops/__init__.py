@@ -24,7 +24,6 @@ from ortrain.ops import (
     group_norm,
     grouped_matmul,
     hardtanh,
-    kept,
     linear_cross_entropy,
     max_pool,
     narrow_attention,
@@ -40,8 +39,8 @@ __all__ = ["DOMAIN", "OPERATORS", "Operator", "expand", "operator"]
 
 
 def _spell(graph: ir.Graph, opset: int) -> None:
-    """Replaces each operator that there is something in ONNX for by its body."""
-    expand(graph, opset=opset, only=lambda n: n.op_type in OPERATORS and not kept.is_kept(n))
+    """Replaces each operator by its body."""
+    expand(graph, opset=opset, only=lambda n: n.op_type in OPERATORS)
 
 
 SPELLINGS[DOMAIN] = _spell

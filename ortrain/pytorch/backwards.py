@@ -1,14 +1,31 @@
-"""Which hooks on saved tensors are around: those of a checkpoint, those of the user.
+"""What is around a forward or a backward: hooks on saved tensors, the backward itself, a profiler.
 
-Public, but for how hooks on saved tensors are read, which is :mod:`ortrain.pytorch.saving`'s.
+Private: ``torch._C._current_graph_task_id``, ``_get_current_graph_task_keep_graph`` and
+``_profiler_enabled`` of ``torch._C._autograd``, ``torch._C._is_tracing``. Without them the import
+fails: no graph would know whether another backward is to come.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch.autograd import graph
 from torch.utils import checkpoint
 
 from ortrain.pytorch.saving import saving_hooks
+
+task_of_backward: Any = torch._C._current_graph_task_id
+"""A number for the backward that runs in this thread."""
+
+keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the backward that runs leaves the graph for another one, ``retain_graph=True``."""
+
+profiled: Any = torch._C._autograd._profiler_enabled
+"""Whether a profiler of PyTorch runs: 30 ns."""
+
+is_traced: Any = torch._C._is_tracing
+"""Whether ``torch.jit`` traces what runs."""
 
 
 def is_checkpointed() -> bool:

@@ -9,6 +9,7 @@ being found again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -17,8 +18,19 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import Max, Min
+from torch.utils._sympy.functions import Mod as Mod
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ortrain.pytorch.tracing import fake_mode_of
+
+
+def is_made_of_sizes(number: Any) -> bool:
+    """Whether a float of a trace is made of sizes, and of nothing that a tensor or caller gives."""
+    if not isinstance(number, torch.SymFloat):
+        return False
+    symbols = number.node.expr.free_symbols
+    given = any(symbol_is_type(symbol, SymT.FLOAT) for symbol in symbols)
+    return not given and not free_unbacked_symbols(number)
 
 
 class Symbols:
@@ -67,15 +79,21 @@ class Symbols:
     def hold(self, conditions: Sequence[Any]) -> bool:
         """Asks such conditions of these symbols; Dynamo guards what it has not known."""
         own = {name: symbol for symbol, name in self.names.items()}
-        environment: Any = self.environment
-        try:
-            return all(environment.evaluate_expr(each.xreplace(own)) for each in conditions)
-        except Exception:
-            return False  # of sizes that no call knows
+        return _ask(self.environment, [each.xreplace(own) for each in conditions])
 
 
-# A size that no other one is, nor a multiple of one.
-_LARGE = sympy.Integer(10007)
+def hold(conditions: Sequence[Any], values: Iterable[Any]) -> bool:
+    """Asks conditions on the sizes of values of a trace; Dynamo guards what it has not known."""
+    return _ask(Symbols(values).environment, conditions)
+
+
+def _ask(environment: Any, conditions: Sequence[Any]) -> bool:
+    if environment is None:
+        return all(each == sympy.true for each in conditions)
+    try:
+        return all(environment.evaluate_expr(each) for each in conditions)
+    except Exception:
+        return False  # of sizes that no call knows
 
 
 # Other sizes than one, by how they come of it.
@@ -99,9 +117,11 @@ class Sizes:
     Args:
         tensors: fakes of the graph's trace, once all that it asks of their sizes is known; None for
             those of which it asks nothing.
+        ones: whether a size of 1 is one like others, but for the code's questions whether it is.
     """
 
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(self, tensors: Sequence[Tensor | None], *, ones: bool = True) -> None:
+        self._ones = ones
         symbols = Symbols(tensor for tensor in tensors if tensor is not None)
         self._shapes = [
             None if tensor is None else [symbols.expression(size) for size in tensor.shape]
@@ -110,7 +130,7 @@ class Sizes:
         self._conditions = symbols.conditions()
 
     def accept(self, shapes: Sequence[Sequence[int]]) -> bool:
-        """Whether the graph is valid for these shapes, sizes of 1 taken as larger ones."""
+        """Whether the graph is valid for these shapes."""
         for own, shape in zip(self._shapes, shapes, strict=True):
             if own is not None and len(own) != len(shape):
                 return False
@@ -160,11 +180,21 @@ class Sizes:
 
     def _hold(self, known: dict[Any, Any]) -> bool:
         """Whether all conditions do for such numbers."""
-        larger = {symbol: _LARGE for symbol, size in known.items() if size == 1}
+        ones = {symbol for symbol, size in known.items() if size == 1}
+        if ones and not self._ones:
+            return False
         return all(
-            True in (each.xreplace(known), each.free_symbols <= {*larger} and each.xreplace(larger))
+            each.xreplace(known) == sympy.true or any(map(partial(_asks_for_more, each), ones))
             for each in self._conditions
         )
+
+
+def _asks_for_more(condition: Any, symbol: Any) -> bool:
+    """Whether a condition is that a size is more than 1, as code asks that may broadcast it."""
+    forms = sympy.Ne(symbol, 1), symbol > 1, sympy.Ge(symbol, 2)
+    return (
+        condition in forms or condition == sympy.Lt(1, symbol) or condition == sympy.Le(2, symbol)
+    )
 
 
 def example_of(size: Any) -> int:
@@ -192,6 +222,8 @@ def decide_bounds(values: Iterable[Any]) -> None:
                     if not free_unbacked_symbols(first) | free_unbacked_symbols(other):
                         pair = (first, other) if isinstance(bound, Min) else (other, first)
                         environment.evaluate_expr(sympy.Le(*pair))
+                        # What fakes are remembered to give has the size undecided.
+                        getattr(environment, "fake_tensor_cache", {}).clear()
 
 
 def with_sizes(values: Sequence[Any], tried: Sequence[int]) -> Iterator[list[Any]]:
@@ -218,17 +250,24 @@ def with_sizes(values: Sequence[Any], tried: Sequence[int]) -> Iterator[list[Any
 def decide_sizes(values: Iterable[Any]) -> bool:
     """Has the symbols in some sizes and numbers be what they are: a condition of the graph.
 
+    Those of batches, as far as one can tell, stay open unless there are no others.
+
     Returns:
         Whether there were some that were not decided.
     """
-    found = False
+    batches, others = dict[Any, Any](), dict[Any, Any]()
     for value in values:
-        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-        for size in sizes:
+        is_tensor = isinstance(value, torch.Tensor)
+        for axis, size in enumerate(value.shape if is_tensor else (value,)):
             if not isinstance(size, torch.SymInt | torch.SymFloat):
                 continue
+            found = batches if is_tensor and value.dim() > 1 and not axis else others
             for symbol in sympy.sympify(size.node.expr).free_symbols:
                 if not free_unbacked_symbols(symbol):
-                    size.node.shape_env.evaluate_expr(symbol)
-                    found = True
-    return found
+                    found[symbol] = size.node.shape_env
+    left = {symbol: found for symbol, found in others.items() if symbol not in batches} or {
+        **batches, **others,
+    }  # fmt: skip
+    for symbol, environment in left.items():
+        environment.evaluate_expr(symbol)
+    return bool(left)

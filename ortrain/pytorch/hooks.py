@@ -8,6 +8,7 @@ graph.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,6 +35,46 @@ def tables_of(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """The tables of the hooks on some modules, and of those on all."""
     found = [getattr(of_all, name) for name in _GLOBAL]
     return [*found, *(getattr(each, name) for each in modules for name in _OWN)]
+
+
+def forward_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """The hooks that hear of a module's results."""
+    return module._forward_hooks
+
+
+_TABLE: Any = vars(Tensor.__base__)["_backward_hooks"]
+HOOKS_OF_TENSORS: tuple[Any, ...] = (_TABLE.__get__, _TABLE.__set__)
+"""How a tensor's table of hooks is read and set, as ``__torch_function__`` hears of it."""
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether there are hooks on a tensor's gradient."""
+    return bool(tensor._backward_hooks)
+
+
+def has_late_hooks(tensor: Tensor) -> bool:
+    """Whether there are hooks behind the accumulation of a tensor's gradient."""
+    return bool(tensor._post_accumulate_grad_hooks)
+
+
+def without_empty_table(tensor: Tensor) -> None:
+    """Takes a tensor's table of hooks away where it is empty.
+
+    It is still looked at: 0.5 us a parameter and backward.
+    """
+    if not tensor._backward_hooks:
+        tensor._backward_hooks = None
+
+
+def heard_even_if_freed(tensor: Tensor) -> OrderedDict[int, Any]:
+    """The table of a tensor's hooks, as ``register_hook`` makes it at the first one.
+
+    Later ones are then seen there, also where nobody holds the tensor any more.
+    """
+    tensor._backward_hooks = table = OrderedDict[int, Any]()
+    node: Any = tensor.grad_fn
+    node._register_hook_dict(tensor)
+    return table
 
 
 def without_gradient(tensor: Tensor) -> None:

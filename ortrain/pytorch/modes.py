@@ -7,7 +7,7 @@ loaded at the first call. ``torch._subclasses.FakeTensor``: a tensor that has si
 
 import torch
 from torch._subclasses import FakeTensor as FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 
 class EagerMode(TorchDispatchMode):

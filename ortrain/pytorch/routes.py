@@ -23,6 +23,11 @@ def is_routed(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+def way_of(module: nn.Module) -> Any:
+    """Where calls of a module go; None where they go to it."""
+    return module._compiled_call_impl
+
+
 def route(module: nn.Module, way: Callable[..., Any] | None) -> None:
     """Has calls of a module go a way; None takes that back."""
     module._compiled_call_impl = way

@@ -32,19 +32,3 @@ def unhooked() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             _push(pack, unpack)
-
-
-class NothingSaved(torch.autograd.graph.saved_tensors_hooks):
-    """Keeps nothing for a backward inside, of a call after which none comes.
-
-    Attributes:
-        asked: whether a backward came all the same, and failed.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        super().__init__(lambda _: None, self._unpack)
-
-    def _unpack(self, _: None) -> torch.Tensor:
-        self.asked = True
-        raise RuntimeError("nothing was kept for a backward")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|(\d+))\]|\.(\w+)""")
-_TABLES = {"_modules", "_parameters", "_buffers", "__dict__", "self"}
+_TABLES = {"_modules", "_parameters", "_buffers", "__dict__"}
 
 
 _NAME = "ortrain.name"
@@ -42,6 +42,7 @@ def name_of(placeholder: fx.Node) -> str:
     if path is None:
         return placeholder.name.removeprefix("l_").strip("_")
     steps = [next(filter(None, found), "") for found in _STEP.findall(path)]
+    steps = steps[1:] if steps[:1] == ["self"] else steps
     return ".".join(step for step in steps if step not in _TABLES) or placeholder.name
 
 

@@ -1,8 +1,9 @@
 """Fake tensors, symbols, and a trace of a function of them into a graph of ATen operators.
 
-Private: ``constant`` and ``item_memo`` of a fake tensor; ``torch._guards.detect_fake_mode`` and
-``tracing``, ``torch._dispatch.python.enable_python_dispatcher``; ``make_fx(pre_dispatch=True)`` and
-its ``get_proxy_mode``, ``track_tensor``, ``extract_val``; ``torch._C.DisableTorchFunction``.
+Private: ``constant`` and ``item_memo`` of a fake tensor, and the memo of its mode's converter;
+``torch._guards.detect_fake_mode`` and ``tracing``, ``enable_python_dispatcher`` of
+``torch._dispatch.python``; ``make_fx(pre_dispatch=True)`` with ``get_proxy_mode``, ``track_tensor``
+and ``extract_val``; ``torch._C.DisableTorchFunction``.
 ``torch.export`` traces in the same way. Without them no graph is made, and PyTorch runs the model.
 """
 
@@ -14,19 +15,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._guards import detect_fake_mode, tracing
 from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import extract_val, get_proxy_mode, make_fx, track_tensor
 
 from ortrain.pytorch.transforms import left_behind
 
 
-def fake_mode_of(values: Sequence[Any]) -> Any:
-    """The mode of fake tensors; None where there are none."""
+def fake_mode_of(values: Any) -> Any:
+    """The mode of the fake tensors in a list, or in lists of a list; None where there are none."""
     with apart():
-        return detect_fake_mode([value for value in values if isinstance(value, Tensor)])
+        return detect_fake_mode(values)
+
+
+def known_fake(mode: Any, tensor: Tensor) -> Any:
+    """The fake that a mode has made of a tensor; None where it has made none."""
+    asked = getattr(getattr(mode, "fake_tensor_converter", None), "_get_memo", None)
+    return None if asked is None else asked(tensor)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ process computes after it, and tangents would be lost without a word.
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch._C import _functorch
@@ -26,11 +27,14 @@ _get_unwrapped: Any = _functorch.get_unwrapped
 transform_around: Any = _functorch.peek_interpreter_stack
 """The innermost transform that is under way; None without one."""
 
+is_batched: Any = _functorch.is_legacy_batchedtensor
+"""Whether a tensor is a batch of gradients, of ``autograd.grad(is_grads_batched=True)``."""
+
 OPENS_MAP, CLOSES_MAP = predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting
 """What opens a call of ``torch.vmap`` in a graph of Dynamo's, and closes it."""
 
-tangents: Any = forward_ad
-"""Where forward-mode derivatives are taken, its ``_current_level`` is not negative."""
+tangents: Any = partial(getattr, forward_ad, "_current_level")
+"""How deeply forward-mode derivatives are nested, from zero; less where none are taken."""
 
 
 def unwrapped(tensor: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -31,6 +32,10 @@ def at_version(tensor: Tensor, version: int) -> None:
     """Has a tensor that holds what it held count no write since."""
     if version_of(tensor) != version:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+count: Callable[[Tensor], int] = attrgetter("_version")
+"""The same of a tensor that counts, the fastest way; RuntimeError for one of inference mode."""
 
 
 def contents(tensors: Sequence[Tensor]) -> list[int]:

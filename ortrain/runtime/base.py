@@ -95,9 +95,6 @@ class Executor(Protocol):
     def cheap(self, node: ir.Node) -> bool:
         """Whether a forward node runs again in the backward rather than have its result kept."""
 
-    def claims(self, node: ir.Node) -> bool:
-        """Whether it runs a node, of itself or of its operator's body."""
-
     def lower(self, program: Program) -> Program:
         """A copy of the program in the operators that it runs best."""
 

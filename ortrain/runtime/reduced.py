@@ -22,6 +22,8 @@ from contextvars import ContextVar
 
 import torch
 
+from ortrain.pytorch.precision import KNOWN, precision_of, set_precision
+
 _OPERATORS = ("matmul", "conv", "rnn")
 _asked: ContextVar[bool] = ContextVar("products in bfloat16", default=False)
 
@@ -44,7 +46,7 @@ def asked_for() -> bool:
 @functools.cache
 def has_effect() -> bool:
     """Whether PyTorch multiplies so on this processor: found by a product that would lose a bit."""
-    if not hasattr(torch._C, "_set_fp32_precision_setter"):  # before PyTorch 2.9
+    if not KNOWN:
         return False
     size = 256
     x, ones = torch.full((size, size), 1 + 2.0**-10), torch.ones(size, size)
@@ -63,30 +65,21 @@ class _Setting:
         with self.lock:
             self.users += 1
             if self.users == 1:
-                every = _get("all")
+                every = precision_of("mkldnn", "all")
                 for operator in _OPERATORS:
-                    own = _get(operator)
+                    own = precision_of("mkldnn", operator)
                     if own != "bf16":
                         # What equals the setting for all operators follows it, as far as one sees.
                         self.before[operator] = "none" if own == every else own
-                        _set(operator, "bf16")
+                        set_precision("mkldnn", operator, "bf16")
 
     def leave(self) -> None:
         with self.lock:
             self.users -= 1
             if self.users == 0:
                 for operator, own in self.before.items():
-                    _set(operator, own)
+                    set_precision("mkldnn", operator, own)
                 self.before.clear()
-
-
-def _get(operator: str) -> str:
-    found: str = torch._C._get_fp32_precision_getter("mkldnn", operator)
-    return found
-
-
-def _set(operator: str, precision: str) -> None:
-    torch._C._set_fp32_precision_setter("mkldnn", operator, precision)
 
 
 _SETTING = _Setting()
@@ -105,7 +98,7 @@ def reduced_products() -> Iterator[None]:
 class Products:
     """Products by whatever library the setting leads PyTorch to, not by the one measured before."""
 
-    linear = staticmethod(torch._C._nn.linear)
+    linear = staticmethod(torch.nn.functional.linear)
     mm = staticmethod(torch.mm)
     addmm = staticmethod(torch.addmm)
     matmul = staticmethod(torch.matmul)

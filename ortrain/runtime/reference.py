@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
-from ortrain.ops.base import OPERATORS, expand
+from ortrain.ops.base import expand
 from ortrain.program import Program
 from ortrain.runtime import reference_ops, reference_recurrent
 from ortrain.runtime.base import Exchange
@@ -50,10 +50,6 @@ class ReferenceExecutor:
     def cheap(self, node: ir.Node) -> bool:
         """What is cheap anywhere."""
         return is_cheap(node)
-
-    def claims(self, node: ir.Node) -> bool:
-        """Standard operators, and ours by their bodies."""
-        return not node.domain or node.op_type in OPERATORS
 
     def lower(self, program: Program) -> Program:
         """A copy of the program in which ortrain's operators are replaced by their bodies."""

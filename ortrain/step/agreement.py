@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.errors import CheckFailed, listing
 from ortrain.pytorch.autocast import without_autocast
 from ortrain.pytorch.layout import may_be_channels_last, nestings, order_of
+from ortrain.pytorch.modes import TorchDispatchMode
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 

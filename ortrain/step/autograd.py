@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.returned import Source
-from ortrain.errors import CheckFailed, StateError
+from ortrain.errors import StateError
 from ortrain.graph.walk import dependencies
-from ortrain.guards.structure import FlatCall
+from ortrain.pytorch.backwards import keeps_graph
 from ortrain.pytorch.layout import laid
 from ortrain.pytorch.nodes import is_asked, takes
 from ortrain.pytorch.saving import saving_hooks
@@ -33,8 +32,6 @@ from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 from ortrain.step.unread import Unread, Waiting
 
 _STEPS = itertools.count()
-# Whether the backward that is running leaves the graph for another one, retain_graph=True.
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 class Step:
@@ -58,7 +55,8 @@ class Step:
         unread: says of a call which outputs nobody may read, and what has their numbers; None where
             nobody asks.
         orders: of the axes in memory of some gradients of inputs, by name.
-        layouts: how outputs lie in memory that do not lie row by row, by their places.
+        layouts: of outputs that do not lie row by row in memory, by their places: the order of
+            their axes there, and what undoes it.
         linked: how outputs are computed from one another; None where none is.
         further: gives names of inputs that gradients of other outputs may need.
     """
@@ -67,7 +65,7 @@ class Step:
     hidden: tuple[int, ...] = ()
     unread: Callable[[SavedForward, Sequence[torch.Tensor]], Waiting | None] | None = None
     orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    layouts: Mapping[int, Source] = MappingProxyType({})
+    layouts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = MappingProxyType({})
     further: Callable[[], Collection[str]] = tuple
 
     def __init__(
@@ -126,7 +124,6 @@ class Step:
     ) -> list[torch.Tensor]:
         """Runs the forward alone; arguments as of :meth:`train`."""
         held = self.held if held is None else held
-        self._check_shared(users)
         fetches = self.plan.forward.run_values(self.feeds(users, self.bind(held)))
         tensors = self.plan.exchange.all(fetches, self.plan.bools)
         for i, place in self.buffers:
@@ -135,9 +132,9 @@ class Step:
 
     def lie(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs as they lie in memory in PyTorch, in their list."""
-        for i, source in self.layouts.items():
+        for i, (axes, back) in self.layouts.items():
             if type(outputs[i]) is not Unread:
-                outputs[i] = laid(outputs[i], source.axes, source.back).detach()
+                outputs[i] = laid(outputs[i], axes, back).detach()
         return outputs
 
     def bind(self, held: Sequence[torch.Tensor]) -> Bound:
@@ -147,7 +144,7 @@ class Step:
     def train(
         self,
         users: Sequence[torch.Tensor],
-        call: FlatCall | Sequence[Any] | None = None,
+        call: Sequence[Any] | None = None,
         caller: Caller | None = None,
         held: Sequence[torch.Tensor] | None = None,
         *,
@@ -169,7 +166,6 @@ class Step:
             The outputs and, where outputs are computed from one another, the views.
         """
         held = self.held if held is None else held
-        self._check_shared(users)
         kept = SavedForward(self, users, held, call, caller)
         if not certain and saving_hooks(False) is None:
             kept.copies = [each.detach().clone() for each in users]
@@ -188,15 +184,6 @@ class Step:
             *roots, token = result
             return kept.chain.given(roots, token, viewed)
         return result if isinstance(result, tuple) else (result,)
-
-    def _check_shared(self, users: Sequence[torch.Tensor]) -> None:
-        """Raises where a call in the graph would write to copies of the caller's tensors."""
-        if self.plan.writes and not all(map(self.plan.exchange.shares, users)):
-            raise CheckFailed(
-                "an argument is written to, and the runtime takes a copy of it",
-                because="it does not lie in memory row by row",
-                help="none is needed: such calls run in PyTorch",
-            )
 
 
 class _Function(torch.autograd.Function):
@@ -279,7 +266,7 @@ class _Function(torch.autograd.Function):
             )
         if kept.values is not None and (values := kept.values()) is not None:
             values.make()  # behind the backward, weights change
-        keeps = _keeps_graph()
+        keeps = keeps_graph()
         if not keeps:
             ctx.kept = None
         whole = False
@@ -314,7 +301,7 @@ class _Later(torch.autograd.Function):
         kept: SavedForward = ctx.kept
         way = kept.way
         assert way is not None
-        if not _keeps_graph():
+        if not keeps_graph():
             ctx.kept = None
         token = _zero() if ctx.chained else None
         if token is None:

@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import is_grad_enabled
-from torch.autograd import forward_ad
 
 from ortrain.errors import ExecutionError, OrtrainError
+from ortrain.pytorch.backwards import profiled
 from ortrain.pytorch.hooks import without_gradient
 from ortrain.pytorch.layout import laid
+from ortrain.pytorch.transforms import is_batched, tangents, transform_around
 from ortrain.step.build import Piece, Plan
-from ortrain.step.ranges import marked, profiled
+from ortrain.step.ranges import marked
 from ortrain.step.replay import Gradients, Sealed
 from ortrain.step.saved_forward import Received, SavedForward
 
 if TYPE_CHECKING:
     from ortrain.step.autograd import Step
-
-_transforms = torch._C._functorch.peek_interpreter_stack
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 class _Here(threading.local):
@@ -114,7 +112,7 @@ class Backward:
         if whole:
             self._take_all(self._of_whole())
             return
-        if is_grad_enabled() or forward_ad._current_level >= 0 or _transforms() is not None:
+        if is_grad_enabled() or tangents() >= 0 or transform_around() is not None:
             self._take_all(self._transformed())
             return
         step = kept.step
@@ -228,7 +226,7 @@ class Backward:
         except OrtrainError as error:
             if self.changed is not None:
                 raise self.changed from None
-            if not again or forward_ad._current_level >= 0 or _transforms() is not None:
+            if not again or tangents() >= 0 or transform_around() is not None:
                 raise
             why = error
         step = self.kept.step
@@ -252,7 +250,7 @@ class Backward:
         call, caller = self.kept.call, self.kept.caller
         if call is None or caller is None:
             raise error
-        if any(g is not None and _is_batched(g) for g in self.upstream):
+        if any(g is not None and is_batched(g) for g in self.upstream):
             return self._in_pytorch(create_graph=False)  # no error: autograd.grad(is_grads_batched)
         if not isinstance(error, OrtrainError):
             error = ExecutionError(

@@ -18,15 +18,11 @@ from ortrain.autodiff.partition import partition
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.config import Budget
-from ortrain.errors import CaptureError, CheckFailed, ExecutionError, StateError, listing
+from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
-from ortrain.kept.call import Kept, kept
-from ortrain.kept.effects import Surroundings, changed, remembered
-from ortrain.kept.routine import Routine
 from ortrain.ops.base import expand
 from ortrain.ops.custom_gradient import is_custom_gradient
-from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.passes.clean import clean
 from ortrain.program import (
@@ -120,7 +116,6 @@ class Plan:
         programs: the programs before lowering, for reports and for saving.
         lowered: the programs as they run.
         seconds: what each stage took.
-        kept: calls in the forward that stay PyTorch's.
         linked: for each output the others that it is computed from; empty where none is.
     """
 
@@ -142,13 +137,7 @@ class Plan:
     programs: tuple[Program, ...] = ()
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
-    kept: tuple[Kept, ...] = ()
     linked: Links = ()
-
-    @cached_property
-    def writes(self) -> bool:
-        """Whether calls in the forward write to tensors of its caller."""
-        return any(isinstance(call, Routine) and call.returned for call in self.kept)
 
 
 @dataclass(frozen=True)
@@ -159,19 +148,15 @@ class Checked:
         compiled: the program.
         exchange: of tensors with it.
         checks: by their bits.
-        position: of that output; None where there is none, and calls alone may find out that the
-            module goes another way.
+        position: of that output.
         seed: where the seed is among the feeds; None where the output does not depend on it.
-        kept: calls of the program that stay PyTorch's and may do something besides: that is undone
-            where PyTorch runs it all.
     """
 
     compiled: Compiled
     exchange: Exchange
     checks: tuple[Check, ...]
-    position: int | None
+    position: int
     seed: int | None
-    kept: tuple[Kept, ...] = ()
 
     @property
     def source(self) -> str:
@@ -186,43 +171,10 @@ class Checked:
                 where sizes are not those of the graph's way.
         """
         seed = None if self.seed is None else int(self.exchange.give(feeds[self.seed]))
-        if not self.kept:
-            return self._run(feeds, seed)
-        around = self._surroundings
-        before = [] if around is None else around.read()
-        undo, left = remembered(self.kept)
-        try:
-            fetches = self._run(feeds, seed)
-            if paths := changed(before):
-                because = f"a call in it that stays PyTorch's changes {listing(paths)}"
-                raise self._failed(seed, "", because)
-            if path := left():
-                raise self._failed(seed, "", f"a call in it leaves a tensor with a history: {path}")
-        except Exception:
-            undo()
-            for holder, held in before:
-                holder.write(held)
-            raise
-        return fetches
-
-    @cached_property
-    def _surroundings(self) -> Surroundings | None:
-        """What the calls may not change of the module around them."""
-        around = next((call.around for call in self.kept if call.around is not None), None)
-        return None if around is None else Surroundings(around, self.kept)
-
-    def _run(self, feeds: Any, seed: int | None) -> Any:
         try:
             fetches = self.compiled.run_values(feeds)
-        except CheckFailed as error:  # of a call that stays PyTorch's
-            error.seed = seed
-            raise
         except ExecutionError as error:
-            if isinstance(error.__cause__, StateError):  # what was done cannot be undone
-                raise error.__cause__ from None
             raise self._failed(seed, error.where, f"{error.what}: {error.because}") from error
-        if self.position is None:
-            return fetches
         if bits := int(self.exchange.at(fetches, self.position, False)):
             failed = [check for bit, check in enumerate(self.checks) if bits >> bit & 1]
             places = dict.fromkeys(check.where for check in failed if check.where)
@@ -326,9 +278,7 @@ def build(
             links(program.graph, users, reached) if wrt else (),
         )
 
-    if cache is None or keys_of(program.graph):  # which mean something in this process alone
-        cache = Cache(None)
-    return cache.served(decided_by(), make, planned)
+    return (cache or Cache(None)).served(decided_by(), make, planned)
 
 
 _TURN = {"feed": 0, "fetch": 0, "upstream": 1, "carry": 2}
@@ -473,7 +423,6 @@ def _plan(
         programs=tuple(programs),
         lowered=tuple(lowered),
         seconds=seconds,
-        kept=tuple([kept(key) for key in keys_of(forward.graph)]),
         linked=linked,
     )
 
@@ -493,27 +442,13 @@ def _read_by_checkpoints(backward: Sequence[Program]) -> set[str]:
 
 
 def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
-    """A forward program that raises where its check does not hold, if it has one.
-
-    Or where a function in it that stays PyTorch's does something else than in its example.
-    """
-    calls = [kept(key) for key in keys_of(graph)]
-    effects = tuple([call for call in calls if not call.repeatable or call.around is not None])
-    ordered = list(effects) == sorted(effects, key=lambda call: call.number)
-    if not ordered and not all(call.repeatable for call in effects):
-        raise CaptureError(
-            "calls that stay PyTorch's would run in another order than in the module",
-            because="they draw random numbers or change something",
-            help="leave this module to PyTorch",
-        )
+    """A forward program that raises where its check does not hold, if it has one."""
     seeds = [i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED]
     for position, value in enumerate(graph.outputs):
         if role_of(value) is Role.CHECK:
             depends = dependencies(graph, [value])
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
-            return Checked(compiled, exchange, checks_of(value), position, seed, effects)
-    if effects or any(isinstance(call, Routine) for call in calls):
-        return Checked(compiled, exchange, (), None, next(iter(seeds), None), effects)
+            return Checked(compiled, exchange, checks_of(value), position, seed)
     return compiled
 
 

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from ortrain.errors import OrtrainError
+from ortrain.pytorch.backwards import task_of_backward
+from ortrain.pytorch.hooks import heard_even_if_freed
 from ortrain.pytorch.nodes import executes
 from ortrain.step.links import Linked, Views
 from ortrain.step.replay import PROBE, Gradients
@@ -30,7 +32,6 @@ from ortrain.step.sample import Sample
 if TYPE_CHECKING:
     from ortrain.step.saved_forward import SavedForward
 
-_task = torch._C._current_graph_task_id
 _PROBED: Any = PROBE.view_as(PROBE).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
@@ -97,17 +98,13 @@ class Chain:
             tensor = results[place]
             if tensor.grad_fn is None:
                 continue  # a view of an argument that requires no gradient
-            # What `register_hook` does at the first hook: the next ones are then seen here, also
-            # where nobody holds the tensor any more.
-            tensor._backward_hooks = self.hooks[place] = OrderedDict()
-            node: Any = tensor.grad_fn
-            node._register_hook_dict(tensor)
+            self.hooks[place] = heard_even_if_freed(tensor)
             self.tensors[place] = weakref.ref(tensor)
         return [results[i] for i in range(len(results))]
 
     def arrives(self, place: int, gradient: Tensor | None) -> None:
         """Notes the gradient of an output in the backward that runs."""
-        if (task := _task()) != self.task:
+        if (task := task_of_backward()) != self.task:
             # An earlier one may have ended before it came to the roots.
             self.task, self.arrived, self.told = task, {}, self._somebody_looks()
         if gradient is not None:
@@ -141,7 +138,7 @@ class Chain:
         Args:
             first: those of the outputs that are computed from no other.
         """
-        if _task() != self.task:
+        if task_of_backward() != self.task:
             self.arrived, self.told = {}, False
         result: Gradients = [None] * self.plan.outputs
         for place, gradient in zip(self.linked.roots, first, strict=True):

@@ -10,63 +10,44 @@ and a step that the graph cannot finish is finished by eager.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.onnx.replay import replay
-from ortrain.capture.trace.checkpointing import without_checkpoints
-from ortrain.capture.trace.functions import called_instead
-from ortrain.capture.trace.patched import replaced
-from ortrain.capture.trace.plain_forms import PlainForms
 from ortrain.errors import CaptureError
-from ortrain.exclusive import this_thread
-from ortrain.kept.call import Kept
-from ortrain.kept.effects import modules_of
-from ortrain.kept.routine import Routine
-from ortrain.module_state.dispatch import without_modes
+from ortrain.pytorch.modes import TorchDispatchMode
+
+
+class _Here(threading.local):
+    replaying = False
+
+
+_here = _Here()
+
+
+def is_replaying() -> bool:
+    """Whether what runs in this thread draws what a graph draws.
+
+    Nothing may be left to a repetition then, which would draw anew.
+    """
+    return _here.replaying
 
 
 @contextlib.contextmanager
 def replayed_draws(seed: int) -> Iterator[None]:
-    """Eager calls inside draw what a graph draws whose seed input is this.
-
-    Nothing is computed twice inside: a checkpoint would draw anew when it is run again.
-    """
-    with without_checkpoints(), PlainForms(), _SpelledOut(), _Replay(seed):
-        yield
-
-
-@contextlib.contextmanager
-def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
-    """Inside, calls that stay PyTorch's in a graph draw from its generator, as they do there."""
-    functions = {call.custom_function for call in calls} - {None}
-    modules = modules_of(calls)
-    here = this_thread()
-
-    def forward_of(own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with without_modes() if here() else contextlib.nullcontext():
-                return own(*args, **kwargs)
-
-        return forward
-
-    routines = {
-        call.original: forward_of(call.function) for call in calls if isinstance(call, Routine)
-    }
-    with contextlib.ExitStack() as stack:
-        for function in functions:
-            plainly = staticmethod(forward_of(function.forward))
-            stack.enter_context(replaced(function, "forward", plainly))
-        for module in modules:
-            stack.enter_context(replaced(module, "forward", forward_of(module.forward)))
-        stack.enter_context(called_instead(routines))
-        yield
+    """Eager calls inside draw what a graph draws whose seed input is this."""
+    before, _here.replaying = _here.replaying, True
+    try:
+        with _SpelledOut(), _Replay(seed):
+            yield
+    finally:
+        _here.replaying = before
 
 
 class _SpelledOut(TorchFunctionMode):
@@ -77,20 +58,10 @@ class _SpelledOut(TorchFunctionMode):
     ) -> Any:
         with contextlib.ExitStack() as stack:
             if function in _RECURRENT:
-                stack.enter_context(_without_cudnn())
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             elif function is scaled_dot_product_attention and _drops(*args[4:5], **(kwargs or {})):
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             return function(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _without_cudnn() -> Iterator[None]:
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
 
 
 def _drops(dropout_p: float = 0.0, **_: Any) -> bool:

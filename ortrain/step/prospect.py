@@ -1,12 +1,4 @@
-"""Whether a graph will pay: what it costs to make, against what it saves in the steps to come.
-
-Nobody knows how long a loop will run, but for a trainer. Where a step takes long, a capture costs
-no more than a few steps, and hardly anybody trains for so few: the graph is tried at once. Where
-steps are short, it is taken of a loop that has lasted for some time that it will last as long
-again: then a graph is made when what it saves in that time is more than its cost, and a run that
-ends just behind the capture has lost the least share of its time that a rule without foresight can
-promise.
-"""
+"""What a graph is likely to cost and to save, as :mod:`ortrain.frontend.policy` goes by it."""
 
 from __future__ import annotations
 
@@ -27,9 +19,6 @@ FIRST, LAYER = 0.2, 0.05
 # Steps of eager's that a certificate takes: 0.5 to 1 of transformers in float32, 2 in bfloat16,
 # where a third run is the truth, and 6 of convolutions.
 CERTIFICATE = 2
-# A step of more than this share of a capture is long. Four layers of BERT-base, padded, took 0.3 to
-# 0.5 of one on each processor, and a run of 30 steps was over before the other rule had a graph.
-LONG = 0.05
 # The share of eager's time that engines have saved where they were kept.
 GAIN = 0.25
 # That of floating-point numbers of 16 bits, padding aside: on EPYCs 0.1 of GPT-2 and Llama, 0.3 of
@@ -49,11 +38,6 @@ _CONVOLUTIONS = (
 )  # fmt: skip
 # They compute nothing, and are there by the dozen in adapters.
 _NOTHING = (nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
-# A second engine for a graph that one runs already: what it takes to build, as a share of the
-# first capture (of four layers of BERT-base 1.1 s of 3.1 on an EPYC of the fourth generation), and
-# the share of the first one's time that it saves (onnxruntime of PyTorch's operators 0.05 to 0.015
-# of BERT, nothing of MiniLM).
-RIVAL, LEAD = 0.35, 0.02
 
 CPU = torch.device("cpu")
 
@@ -105,62 +89,10 @@ def share_of(module: nn.Module) -> float:
 
 @dataclass
 class Prospect:
-    """What is to be expected of a module's graphs.
+    """What is known of a run.
 
     Attributes:
-        cost: seconds of its capture.
         steps: that are to come, where somebody knows.
-        together: seconds until all parts of a module have graphs, of which this is one.
-        at_once: whether long steps are reason enough, where nobody knows how many are to come.
     """
 
-    cost: float
     steps: int | None = None
-    together: float = 0.0
-    at_once: bool = True
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Prospect:
-        """Of a module's graph."""
-        return cls(FIRST + LAYER * layers_in(module))
-
-    def of_rival(self) -> Prospect:
-        """That of another engine for the graph that one runs already."""
-        return Prospect(self.cost * RIVAL, self.steps, self.together * RIVAL, at_once=False)
-
-    def pays(self, elapsed: float, step: float, gain: float = GAIN) -> bool:
-        """Whether the graph is likely to save more than it costs.
-
-        The time that a loop has lasted is that of all parts, and so is the cost set against it.
-
-        Args:
-            elapsed: seconds since the first step.
-            step: seconds that a step takes now.
-            gain: share of that time that it saves.
-        """
-        if self.steps is None:
-            is_long = self.at_once and step > self._whole * LONG
-            return is_long or elapsed > self._long(step, gain)
-        return (self.steps * gain - CERTIFICATE) * step > self.cost
-
-    def rest(self, elapsed: float, step: float, gain: float = GAIN) -> float:
-        """Seconds for which a graph that does not pay now need not be thought of.
-
-        Until the run has lasted long enough; where its length is known, steps may still become
-        slower, and are looked at again once it is twice as old.
-
-        Args:
-            elapsed: seconds since the first step.
-            step: seconds that a step takes now.
-            gain: share of that time that it saves.
-        """
-        return elapsed if self.steps is not None else self._long(step, gain) - elapsed
-
-    def _long(self, step: float, gain: float) -> float:
-        """Seconds of a loop of which it is taken that it lasts long enough."""
-        return (self._whole + CERTIFICATE * step) / gain
-
-    @property
-    def _whole(self) -> float:
-        """Seconds until there are graphs of all parts."""
-        return max(self.cost, self.together)

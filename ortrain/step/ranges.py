@@ -7,14 +7,12 @@ question takes 30 ns of a call, a range that nobody sees takes 10 µs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-"""Whether a profiler of PyTorch runs."""
+from ortrain.pytorch.backwards import profiled
 
 
 def marked(name: str) -> AbstractContextManager[Any]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ortrain.kept.call import Kept
 from ortrain.runtime.replays import Replays
 from ortrain.step.overhead import Overhead
 from ortrain.units import megabytes
-
-# So many parts with the same fate are named.
-MOST_NAMES = 6
 
 # So many reasons are told why tokens are computed that nobody reads.
 MOST_DENSE = 3
@@ -136,7 +132,6 @@ _OPERATORS = {
     "Gather": "a selection",
     "Slice": "a slice",
     "Softmax": "a softmax",
-    "Kept": "a call that stays PyTorch's",
     "LSTM": "an LSTM",
     "GRU": "a GRU",
     "RNN": "an RNN",
@@ -182,8 +177,7 @@ class Report:
     """State of an ORTModule after its first forward.
 
     Attributes:
-        mode: ``"graph"`` where the last of these calls ran the compiled graph; ``"parts"`` where it
-            ran in PyTorch, and parts of the module as graphs; else ``"eager"``.
+        mode: ``"graph"`` where the last of these calls ran as graphs, else ``"eager"``.
         reason: why not the graph; empty in graph mode.
         stages: seconds of each stage of the last build.
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
@@ -204,7 +198,6 @@ class Report:
             average over the calls that were counted.
         dense: what the last capture computes for all tokens all the same, the most work first.
         blocks: of losses whose logits are there for some rows at a time: classes, and rows at most.
-        kept: calls in the graph that stay PyTorch's.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         peak_bytes: the most that a step is predicted to hold beyond weights and inputs, likewise.
         contest: the measurement behind ``engine="auto"``.
@@ -212,8 +205,6 @@ class Report:
             ``"loss 1e-07, gradients 4e-07 of 67 tensors"``.
         overhead: seconds that were no steps; None where they are not counted.
         inference: the same for calls without gradients, where the module also trains.
-        parts: name → the same of each part that has a graph of its own, or is to have one, where
-            the module itself cannot be one.
     """
 
     mode: str = ""
@@ -236,14 +227,12 @@ class Report:
     densities: dict[str, float] = field(default_factory=dict)
     dense: list[Dense] = field(default_factory=list)
     blocks: tuple[tuple[int, int], ...] = ()
-    kept: tuple[Kept, ...] = ()
     saved_bytes: int = 0
     peak_bytes: int = 0
     contest: Contest | None = None
     certificate: str = ""
     overhead: Overhead | None = None
     inference: Report | None = None
-    parts: Mapping[str, Report] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note_tokens(self, saving: Saving | None) -> None:
@@ -261,9 +250,14 @@ class Report:
             self.left_out_share += (saving.share - self.left_out_share) / self.left_out
 
     @property
-    def parts_as_graphs(self) -> int:
-        """How many parts have run as graphs in their last calls."""
-        return sum(part.mode == "graph" for part in self.parts.values())
+    def kept(self) -> tuple[str, ...]:
+        """:attr:`refused`, by its name of before."""
+        return self.refused
+
+    @property
+    def parts(self) -> Mapping[str, Report]:
+        """Always empty: what lies between breaks is counted in this report."""
+        return {}
 
     def __str__(self) -> str:
         rows = [f"ORTModule: {self._last()}", *self._since()]
@@ -312,7 +306,6 @@ class Report:
                 f"  logits    of {classes} classes are made for {count} rows at a time: nobody "
                 "reads more than their loss"
             )
-        rows += [*self._kept(), *self._parts()]
         if self.saved_bytes:
             most = f", {megabytes(self.peak_bytes)} at most" if self.peak_bytes else ""
             rows.append(f"  saved     {megabytes(self.saved_bytes)} between the passes{most}")
@@ -323,38 +316,6 @@ class Report:
         if self.overhead is not None:
             rows.append(f"  overhead  {self.overhead}")
         return rows
-
-    def _kept(self) -> list[str]:
-        """Where PyTorch runs inside of the graph, why, and for how long."""
-        sites: dict[Any, list[Kept]] = {}
-        for call in self.kept:
-            sites.setdefault(call.site, []).append(call)
-        step = median(self.contest.graph) if self.contest is not None else 0.0
-        rows = []
-        for site, calls in sites.items():
-            named = site.where.startswith(site.name)
-            name = site.where if named else f"{site.name} {site.where}".strip()
-            times = f", {len(calls)} times" if len(calls) > 1 else ""
-            seconds = sum(call.forwards.mean + call.backwards.mean for call in calls)
-            share = f", {seconds / step:.0%} of it" if step and seconds else ""
-            took = f" ({_seconds(seconds)} of a step{share})" if seconds else ""
-            rows.append(f"  PyTorch   runs {name}{times}{took}: {site.because}")
-        return rows
-
-    def _parts(self) -> list[str]:
-        """Which parts have graphs of their own, and why the others have none."""
-        if not self.parts:
-            return []
-        told: dict[str, list[str]] = {}
-        for name, part in self.parts.items():
-            why = part._last().partition("\n")[0]
-            how = f" on {part.engine}" if part.mode == "graph" else ""
-            told.setdefault(why + how, []).append(name)
-        lines = []
-        for state, names in told.items():
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            lines.append(f"            {', '.join(names[:MOST_NAMES])}{more}: {state}")
-        return [f"  parts     {self.parts_as_graphs} of {len(self.parts)} run as graphs", *lines]
 
     def _tokens(self) -> list[str]:
         """What was left out of the work on tokens, which are read, and why others are computed."""

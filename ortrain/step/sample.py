@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ortrain.pytorch.hooks import without_empty_table
 from ortrain.step import marks
 from ortrain.step.marks import Mark, is_reached, seconds
 
@@ -82,9 +83,7 @@ class Sample:
             hook.remove()
         self.hooks = []
         for leaf in self.leaves:
-            # An empty dictionary of hooks is still looked at: 0.5 us a parameter and backward.
-            if not leaf._backward_hooks:
-                leaf._backward_hooks = None
+            without_empty_table(leaf)
 
     def _backward_starts(self, gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled():  # create_graph=True

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ortrain.errors import StateError, UnsupportedGradient, listing
+from ortrain.errors import StateError, listing
 from ortrain.graph.walk import dependencies
-from ortrain.guards.structure import FlatCall
-from ortrain.kept.context import replayed
 from ortrain.pytorch.backwards import is_checkpointed
-from ortrain.pytorch.version import contents
+from ortrain.pytorch.version import contents, count
 from ortrain.step.build import Plan
 from ortrain.step.feeds import COPIED
 from ortrain.step.replay import Caller, Gradients, Repeated
@@ -57,7 +55,7 @@ class SavedForward:
         step: Step,
         users: Sequence[torch.Tensor],
         held: Sequence[torch.Tensor],
-        call: FlatCall | Sequence[Any] | None,
+        call: Sequence[Any] | None,
         caller: Caller | None,
     ) -> None:
         self.step, self.users, self.held, self.call, self.caller = step, users, held, call, caller
@@ -66,7 +64,7 @@ class SavedForward:
         self.pointers = self.bound.pointers
         watched = [held[i] for i in self.bound.lasting]
         try:
-            self.versions = [t._version for t in [*watched, *users]]
+            self.versions = [*map(count, watched), *map(count, users)]
         except RuntimeError:  # an argument was made in inference mode
             self.versions = contents([*watched, *users])
         self.stash: list[Any] = []
@@ -164,7 +162,7 @@ class SavedForward:
                 values[i] = take(tensor)
             for values, i, user in packed.again:
                 values[i] = self.feeds[user]
-        elif self.may_be_repeated and read == own[1]:
+        elif read == own[1]:
             for (values, i), tensor in zip(packed.places, tensors[count:], strict=False):
                 if values is self.feeds:
                     values[i] = take(tensor)
@@ -210,20 +208,13 @@ class SavedForward:
         """
         other = self.step.other(received)
         feeds = self._feeds_of(other, matters(other.plan, saved_only=True))
-        with replayed(value for values in self.stash for value in values or ()):
-            fetches = other.plan.forward.run_values(list(feeds))
+        fetches = other.plan.forward.run_values(list(feeds))
         return other, stash_of(other.plan, feeds, fetches)
 
     @property
     def may_be_spent(self) -> bool:
         """Whether what one backward has freed may be made again for another."""
-        is_one = len(self.step.groups) == 1 and self.node is None
-        return is_one and self.may_be_repeated
-
-    @property
-    def may_be_repeated(self) -> bool:
-        """Whether the forward gives the same on what it has read, and writes to nothing."""
-        return not (self.step.plan.kept or self.step.plan.writes)
+        return len(self.step.groups) == 1 and self.node is None
 
     def save_again(self) -> None:
         """Has the forward run once more for what a backward has freed of it."""
@@ -254,12 +245,11 @@ class SavedForward:
     def in_pytorch(
         self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
     ) -> Gradients:
-        """The gradients of all arguments, from the module itself.
+        """The gradients of all arguments, from PyTorch.
 
         Raises:
-            StateError: the module, or a tensor that these outputs depend on, was changed.
+            StateError: a tensor that these outputs depend on was changed.
             CaptureError: PyTorch cannot draw the same random numbers.
-            UnsupportedGradient: the module reads parameters that are not its own.
         """
         received = [gradient is not None for gradient in upstream]
         with self.repeated(received) as repeated:
@@ -272,15 +262,6 @@ class SavedForward:
         if node is not None:
             self.restore(node.saved_tensors)
         step = self.step
-        for each in step.plan.kept:
-            if not each.repeatable:
-                raise UnsupportedGradient(
-                    f"{each.site.name} would have to run again for these gradients",
-                    where=each.site.where,
-                    because="it draws random numbers or changes something, and the forward has run "
-                    "it already",
-                    help='run this module eagerly: Options(engine="torch")',
-                )
         assert step.original is not None
         assert self.call is not None
         forward = step.plan.lowered[0].graph

@@ -9,8 +9,6 @@ import torch
 
 from ortrain.graph import shapes
 from ortrain.graph.cost import Multiplications
-from ortrain.kept.call import kept
-from ortrain.ops.kept import is_packed, key_of
 from ortrain.passes.tokens import Grid, Kept, Packed, Position, Shown, leaves_out, obstacles
 from ortrain.program import Program, Role
 from ortrain.runtime.base import Executor
@@ -114,7 +112,6 @@ class Tokens:
         self.partial = () if only_loss else packed.partial
         self.hidden = tuple(sorted({*hidden, *(packed.partial if only_loss else ())}))
         self._counts = TokenCounts(packed, whole, executor)
-        self._calls = [kept(key_of(node)) for node in packed.program.graph if is_packed(node)]
 
     def counts(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
         """How many tokens each set of a call has, and as far as rows go, by their symbols.
@@ -147,8 +144,6 @@ class Tokens:
         whole = self._cost(sizes)
         if whole < LEAST:
             return None
-        if not all(call.treats_tokens_alone for call in self._calls):
-            return Saving(0.0, {})
         counts = self.counts(users)
         densities = self._counts.densities(counts, sizes)
         share = 0.0

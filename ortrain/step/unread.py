@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils import _pytree as pytree
 
 from ortrain.errors import StateError
+from ortrain.pytorch import pytree
+from ortrain.pytorch.hooks import HOOKS_OF_TENSORS
 from ortrain.pytorch.stand_ins import as_they_are, stand_in
 
 _TENSOR: Any = Tensor
@@ -40,7 +41,7 @@ _ABOUT = {
 _GRADIENTS = {
     Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad, torch.autograd.backward,
     _TENSOR.grad.__get__, _TENSOR.retains_grad.__get__,
-    _TENSOR._backward_hooks.__get__, _TENSOR._backward_hooks.__set__,
+    *HOOKS_OF_TENSORS,
 }  # fmt: skip
 
 _LIVE: weakref.WeakSet[Values] = weakref.WeakSet()

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import distributed
 
+from ortrain.pytorch.processes import store
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -34,12 +36,9 @@ class Verdict:
         Args:
             contest: its name, the same in each process.
         """
-        if not (distributed.is_available() and distributed.is_initialized()):
+        if (shared := store()) is None:
             return None
-        if distributed.get_world_size() < 2:
-            return None
-        store = distributed.distributed_c10d._get_default_store()
-        return cls(store, distributed.get_rank() == 0, f"ortrain/contest/{contest}")
+        return cls(shared, distributed.get_rank() == 0, f"ortrain/contest/{contest}")
 
     def settled(self, winner: str) -> str:
         """The verdict where there is one yet, else an empty string.

@@ -20,8 +20,9 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
+from ortrain.aside import copied, random_states
 from ortrain.errors import InputError, OrtrainWarning, listing
-from ortrain.module_state.untouched import call_aside, random_states
+from ortrain.pytorch.hooks import forward_hooks_of
 from ortrain.trainer.checkpoints import check_complete, check_fits, last_complete
 
 # Metrics of every evaluation, with or without labels.
@@ -161,7 +162,7 @@ def reads_only_loss(trainer: Trainer, model: nn.Module) -> bool:
     )
     steps = _is_trainers(trainer, "training_step") and "training_step" not in own
     with_loss = inside is not None and own.get("compute_loss") == inside
-    return steps and (theirs or with_loss) and not model._forward_hooks
+    return steps and (theirs or with_loss) and not forward_hooks_of(model)
 
 
 def check_evaluation(trainer: Trainer) -> None:
@@ -259,8 +260,8 @@ def _returns_loss(trainer: Trainer, inputs: Any) -> bool:
     model: Any = trainer.model
     model.train()  # as the step is about to do
     try:
-        with torch.no_grad(), trainer.accelerator.autocast():
-            outputs = call_aside(model, (), dict(trainer._prepare_inputs(inputs)))
+        with torch.no_grad(), random_states(), trainer.accelerator.autocast():
+            outputs = copied(model)(**dict(trainer._prepare_inputs(inputs)))
     except Exception:  # which the step itself will raise
         return True
     if isinstance(outputs, dict):

@@ -44,11 +44,7 @@ class TrainerReport:
             return "ORTTrainer: nothing was trained"
         calls, contest = report.graph_calls + report.eager_calls, report.contest
         parts = [f"{report.graph_calls} of {calls} forwards ran as a graph"]
-        if report.mode == "parts":  # which have contests of their own
-            why = report.reason.partition("\n")[0]
-            graphs = f"{report.parts_as_graphs} of {len(report.parts)} parts"
-            parts.append(f"in the others {graphs} of the model did: {why}")
-        elif contest is not None and contest.speedup and contest.winner:
+        if contest is not None and contest.speedup and contest.winner:
             parts.append(f"this was {contest.speedup:.2f} times as fast as PyTorch")
         elif contest is not None and not contest.winner:
             parts.append(f"the contest with PyTorch had {contest.left} calls or more to go")

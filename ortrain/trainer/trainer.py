@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArgum
 from ortrain.config import DebugOptions, Engine, Options
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainWarning, StateError
-from ortrain.guards.key_value_cache import caching_configs
+from ortrain.key_value_cache import caching_configs
 from ortrain.kinds import NONE, expect, refused
 from ortrain.module import ORTModule, expect_options
 from ortrain.trainer.arguments import (

@@ -13,7 +13,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention, softmax
 
 from ortrain.autodiff import differentiate
 from ortrain.autodiff.partition import partition
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.passes import rewrite
 from ortrain.program import Role, region_of, target_of
 from ortrain.runtime.aten import AtenExecutor
@@ -121,7 +121,7 @@ FORMS = [
 def test_no_weights_are_kept_and_the_gradients_are_the_same(form, masked, rate, executor):
     args = call(LONG, masked)
     module = Attends(form, rate)
-    program = rewrite(capture(module, args).program, "forward")
+    program = rewrite(export(module, args).program, "forward")
     sizes = sizes_of(program, args)
     state = {name: p.detach().numpy() for name, p in module.named_parameters()}
     users = zip(program.inputs(Role.USER_INPUT), args, strict=True)
@@ -141,7 +141,7 @@ def test_no_weights_are_kept_and_the_gradients_are_the_same(form, masked, rate, 
 @pytest.mark.parametrize("form", [library, spelled])
 def test_of_a_short_sequence_they_are(form):
     args = call(SHORT, True)
-    program = rewrite(capture(Attends(form, 0.3), args).program, "forward")
+    program = rewrite(export(Attends(form, 0.3), args).program, "forward")
     parts = pieces(program, OnnxRuntimeExecutor(threads=1), sizes_of(program, args))
     assert not any(region_of(node) for part in parts for node in part.graph)
 
@@ -149,7 +149,7 @@ def test_of_a_short_sequence_they_are(form):
 def test_weights_that_the_user_gets_are_not_computed_again():
     args = call(LONG, False)
     module = Attends(shown, 0.0)
-    program = rewrite(capture(module, args).program, "forward")
+    program = rewrite(export(module, args).program, "forward")
     sizes = sizes_of(program, args)
     parts = pieces(program, OnnxRuntimeExecutor(threads=1), sizes)
     backward = [node.op_type for node in parts[1].graph] if len(parts) > 1 else []

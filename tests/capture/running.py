@@ -1,4 +1,4 @@
-"""Runs a captured program on the stock onnxruntime, and compares it with the module."""
+"""Runs an exported program on the stock onnxruntime, and compares it with the module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.export import Captured
+from ortrain.frontend.export import Exported
 from ortrain.ops import expand
 from ortrain.program import Program, Role, role_of, target_of
 
@@ -22,18 +22,17 @@ def call_of(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def run(
-    captured: Captured,
+    exported: Exported,
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     seed: int = 0,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """The module's output as the program computes it, and its updated buffers by name."""
-    program = captured.program.clone()
+    program = exported.program.clone()
     expand(program.graph, opset=program.opset)
-    leaves = pytree.tree_leaves((args, kwargs))
     known = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    known.update({user.name: leaves[user.position] for user in captured.inputs})
+    known.update(zip(exported.tensors, _tensors(args, kwargs), strict=True))
     feed = {
         value.name: np.array(seed, np.int64)
         if role_of(value) is Role.SEED
@@ -49,21 +48,24 @@ def run(
     outputs = list(zip(program.graph.outputs, map(torch.from_numpy, results), strict=True))
     user = [t for v, t in outputs if role_of(v) is Role.USER_OUTPUT]
     buffers = {target_of(v): t for v, t in outputs if role_of(v) is Role.UPDATED_BUFFER}
-    return captured.rebuild(user), buffers
+    return exported.rebuild(user), buffers
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
 def check(
-    captured: Captured,
+    exported: Exported,
     module: torch.nn.Module,
     *args: Any,
     tolerance: float = TOLERANCE,
     **kwargs: Any,
 ) -> None:
     """The program takes this call, and computes what a copy of the module does."""
-    tensors = pytree.tree_leaves((args, kwargs))
-    shapes = [tuple(tensors[user.position].shape) for user in captured.tensors]
-    assert captured.accepts(shapes), captured.constraints.why_not(shapes)
-    got, buffers = run(captured, module, args, kwargs)
+    shapes = [tuple(tensor.shape) for tensor in _tensors(args, kwargs)]
+    assert exported.accepts(shapes), shapes
+    got, buffers = run(exported, module, args, kwargs)
     eager = copy.deepcopy(module)
     want = eager(*args, **kwargs)
     got_leaves, got_spec = pytree.tree_flatten(got)

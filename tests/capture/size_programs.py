@@ -26,7 +26,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from torch import Tensor, nn
 
 from ortrain import DebugOptions, LogLevel, Options, ORTModule
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from tests.capture.running import run
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -261,18 +261,18 @@ def difference(program: SizeProgram, options: Options) -> tuple[str, collections
 
 
 def misjudged(program: SizeProgram) -> str:
-    """The first call that a capture of the first one wrongly covers; empty for none.
+    """The first call that an export of the first one wrongly covers; empty for none.
 
     Raises:
-        CaptureError: there is no capture.
+        CaptureError: there is no program.
     """
     module, first = program.module(), program.inputs(program.calls[0])
-    constraints = (captured := capture(module, tuple(first))).constraints
+    exported = export(module, tuple(first))
     for sizes in program.calls:
-        if constraints.accepts(sizes) and constraints.assumes(sizes):
+        if exported.accepts(sizes):
             inputs = program.inputs(sizes)
             try:
-                output, _ = run(captured, module, tuple(inputs), {})
+                output, _ = run(exported, module, tuple(inputs), {})
             except (Fail, InvalidArgument):
                 continue  # which a step answers in PyTorch
             own = Outcome.of(module, inputs)

@@ -9,17 +9,17 @@ from ortrain.errors import CaptureError
 from tests.capture.size_programs import SizeProgram, difference, misjudged, programs
 
 SEED = 3
-CAPTURED = 20  # programs whose capture is judged by its constraints alone
-RUN = 4  # programs that run at all sizes, captured anew where they have to be
-SAMPLE = list(programs(CAPTURED + RUN, SEED))
+EXPORTED = 20  # programs whose export is judged at the sizes that it accepts
+RUN = 4  # programs that run at all sizes, converted anew where they have to be
+SAMPLE = list(programs(EXPORTED + RUN, SEED))
 
 
 def _number(program: SizeProgram) -> str:
     return str(SAMPLE.index(program))
 
 
-@pytest.mark.parametrize("program", SAMPLE[:CAPTURED], ids=_number)
-def test_what_a_capture_covers_it_computes(program: SizeProgram) -> None:
+@pytest.mark.parametrize("program", SAMPLE[:EXPORTED], ids=_number)
+def test_what_an_export_accepts_it_computes(program: SizeProgram) -> None:
     try:
         told = misjudged(program)
     except CaptureError:
@@ -27,7 +27,7 @@ def test_what_a_capture_covers_it_computes(program: SizeProgram) -> None:
     assert not told, f"{told}\n{program.source}"
 
 
-@pytest.mark.parametrize("program", SAMPLE[CAPTURED:], ids=_number)
+@pytest.mark.parametrize("program", SAMPLE[EXPORTED:], ids=_number)
 def test_a_module_gives_what_eager_gives_at_all_sizes(program: SizeProgram) -> None:
     told, _ = difference(program, Options(engine="onnxruntime", fallback="torch"))
     assert not told, f"{told}\n{program.source}"

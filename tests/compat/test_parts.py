@@ -135,13 +135,6 @@ def test_what_fell_back_by_default_are_all_kinds_of_errors(
     assert Options().retry is fallback.ORTMODULE_FALLBACK_RETRY
 
 
-@pytest.mark.old_front_end  # the other one takes arguments of any type
-def test_an_argument_of_no_known_type_is_caught_by_the_old_name() -> None:
-    module = ORTModule(nn.Identity(), options=Options(engine="aten", fallback="raise"))
-    with pytest.raises(fallback.ORTModuleIOError):
-        module(object())
-
-
 # --- statistics ---------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ortrain.capture.export import capture
 from ortrain.deploy.cached_decoder import CachedDecoder, fill, states_of
+from ortrain.frontend.export import export
 from ortrain.program import Role
 from tests.deploy.decoders import batch, gpt2, t5
 
@@ -48,7 +48,7 @@ def test_the_encoders_keys_are_computed_for_the_first_token_only() -> None:
     first, second = steps(model, torch.tensor([[0, 7], [0, 9]]))
     keys = "model.decoder.block.0.layer.1.EncDecAttention.k.weight"
     for (past, cross, named), computed in ((first, True), (second, False)):
-        program = capture(CachedDecoder(model), (past, cross), named).program
+        program = export(CachedDecoder(model), (past, cross), named).program
         assert (keys in [v.name for v in program.inputs(Role.PARAMETER)]) is computed
         lengths = {v.shape[2] for v in program.outputs(Role.USER_OUTPUT)[1:]}
         assert len(lengths) == (2 if computed else 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.frontend.graph import Graph
 from ortrain.passes.tokens.obstacles import leaves_out
 from tests.breadth import sampled
@@ -62,7 +62,7 @@ def test_its_program_is_that_of_an_export(name: str) -> None:
     call, _ = compiled(module, into=made)
     call(**given)
     (graph,) = made
-    exported = capture(module, (), given).program
+    exported = export(module, (), given).program
     ours, theirs = graph.program.operators(), exported.operators()
     other = {kind for kind in ours | theirs if ours[kind] != theirs[kind]}
     assert other <= (MASKS if name in ("bart", "t5") else set())

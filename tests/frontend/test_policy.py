@@ -62,7 +62,7 @@ def policy_of(
     note: Note | None = None,
     verdicts: Verdicts | None = None,
 ) -> Policy:
-    prospect = Prospect(challengers[-1].cost, steps) if known else None
+    prospect = Prospect(steps) if known else None
     return Policy(TORCH, Overhead(), challengers, prospect, verdicts, engine="aten", note=note)
 
 

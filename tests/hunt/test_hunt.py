@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from string import Template
-from typing import Any
 
 import pytest
 import torch
@@ -32,12 +30,7 @@ APART = {124}
 ACTIONS_APART = {"reentrant checkpoint around it"}
 
 
-def on_the_old_one(values: Iterable[Any], apart: Collection[Any]) -> list[Any]:
-    marks = pytest.mark.breadth, pytest.mark.old_front_end
-    return [pytest.param(each, marks=marks) if each in apart else each for each in values]
-
-
-SEEDS = [*sampled(sorted({*BREADTH} - APART), SAMPLE), *on_the_old_one(sorted(APART), APART)]
+SEEDS = sampled(sorted({*BREADTH} - APART), SAMPLE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -57,7 +50,7 @@ def test_it_leaves_the_same_through_the_backend_of_torch_compile(seed: int) -> N
 
 
 @pytest.mark.breadth
-@pytest.mark.parametrize("name", on_the_old_one(ACTIONS, ACTIONS_APART))
+@pytest.mark.parametrize("name", [each for each in ACTIONS if each not in ACTIONS_APART])
 def test_each_action_stands_in_a_script_of_its_own(name: str) -> None:
     place = list(ACTIONS).index(name)
     program(place, only=name).run(ENGINES[place % len(ENGINES)])

@@ -72,8 +72,6 @@ def test_one_graph_serves_other_frames_texts_and_lengths(
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=SAME, atol=SAME)
     assert (graph.report.mode, graph.report.captures) == ("graph", 1)
-    assert [call.site.name for call in graph.report.kept] == ["the CTC loss"]
-    assert "test_ctc.py" in graph.report.kept[0].site.where
 
 
 def test_of_a_module_that_is_the_loss_alone_nothing_is_left_to_a_graph() -> None:

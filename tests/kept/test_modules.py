@@ -161,7 +161,6 @@ def test_a_named_module_gives_what_pytorch_gives(kind: str, engine: str) -> None
     twins = Twins(Twice(NAMED[kind]()), engine, keep_in_torch=["inner", "oth*"])
     for rows in (5, 3, 5):
         twins.step(an_input(rows))
-    assert [call.site.name for call in twins.kept] == ["inner", "inner", "other"]
     for model in (twins.eager, twins.graph):
         model.eval()
     twins.step(an_input(4), grad=False)
@@ -175,7 +174,6 @@ def test_a_module_whose_code_is_refused_is_kept_alone(kind: Any, engine: str) ->
     twins = Twins(Twice(kind()), engine)
     for rows in (5, 3, 5, 6):
         twins.step(an_input(rows))
-    assert {call.site.name for call in twins.kept} <= {"inner"}
     assert twins.graph.report.graph_calls == 4
 
 
@@ -210,7 +208,6 @@ class Deep(nn.Module):
 def test_several_modules_may_be_refused() -> None:
     twins = Twins(Deep(4, 3), "aten")
     twins.step(an_input(5))
-    assert [call.site.name for call in twins.kept] == ["layers.0", "layers.1", "layers.2"]
 
 
 def test_more_than_eight_refused_modules_are_left_to_pytorch_with_the_whole() -> None:
@@ -288,13 +285,11 @@ def test_a_kept_module_that_is_replaced_is_captured_anew() -> None:
 def test_a_refused_module_that_is_replaced_is_taken_apart() -> None:
     twins = Twins(Twice(Counting()), "aten")
     twins.step(an_input(5))
-    assert {call.site.name for call in twins.kept} == {"inner"}
     torch.manual_seed(1)
     twins.eager.inner = Inner()
     torch.manual_seed(1)
     twins.module.inner = Inner()
     twins.step(an_input(5))
-    assert twins.kept == []
 
 
 def test_a_named_module_that_is_gone_is_none() -> None:
@@ -312,7 +307,6 @@ def test_a_named_module_that_is_gone_is_none() -> None:
     for model in (twins.eager, twins.module):
         model.adapter = None
     twins.step(an_input(5))
-    assert twins.kept == []
 
 
 def test_auto_runs_a_module_of_which_a_part_is_refused() -> None:

@@ -80,5 +80,4 @@ def test_an_operator_gives_what_pytorch_gives(kind: str, engine: str) -> None:
     twins.tolerance = 1e-4
     for rows in (5, 3, 5):
         twins.step(torch.randn(rows, 8, requires_grad=True))
-    assert [call.site.name for call in twins.kept]
     twins.step(torch.randn(4, 8), grad=False)

@@ -64,42 +64,37 @@ def features(step: int) -> dict[str, Tensor]:
 
 
 # The model, its batches, and what of it stays PyTorch's.
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], list[str]]] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "Wav2Vec2ForCTC": (
         lambda: transformers.Wav2Vec2ForCTC(
             transformers.Wav2Vec2Config(**_AUDIO, mask_feature_prob=0.2, mask_feature_length=4)
         ),
         spoken,
-        ["Wav2Vec2Model._mask_hidden_states()", "ForCTCLoss()"],
     ),
     "Wav2Vec2Model": (
         lambda: transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**_AUDIO)),
         masked_audio,
-        ["Wav2Vec2Model._mask_hidden_states()"],
     ),
     "HubertForCTC": (
         lambda: transformers.HubertForCTC(transformers.HubertConfig(**_AUDIO)),
         spoken,
-        ["HubertModel._mask_hidden_states()", "ForCTCLoss()"],
     ),
     "WavLMModel": (
         lambda: transformers.WavLMModel(transformers.WavLMConfig(**_AUDIO)),
         audio,
-        ["WavLMModel._mask_hidden_states()"],
     ),
     "Whisper": (
         lambda: transformers.WhisperForConditionalGeneration(
             transformers.WhisperConfig(**_WHISPER)
         ),
         features,
-        ["WhisperModel._mask_input_features()"],
     ),
 }
 
 
 @pytest.mark.parametrize("name", sampled(MODELS, ["Wav2Vec2ForCTC"]))
 def test_under_the_same_seeds_losses_and_gradients_are_those_of_pytorch(name: str) -> None:
-    made, batch, expected = MODELS[name]
+    made, batch = MODELS[name]
     torch.manual_seed(0)
     module = made().train()
     eager = copy.deepcopy(module)
@@ -123,7 +118,6 @@ def test_under_the_same_seeds_losses_and_gradients_are_those_of_pytorch(name: st
             inner.zero_grad()
             rows += [loss.detach(), gradients, given]
         found.append([*rows, np.random.rand()])  # noqa: NPY002
-    assert [call.site.name for call in graph.report.kept] == expected
     assert graph.report.graph_calls == 4
     *wanted, drawn = found[0]
     *got, drawn_too = found[1]

@@ -87,4 +87,3 @@ def test_each_result_has_the_gradient_that_its_inputs_give_it(
     twins = Twins(Outer((first, second), way), engine, **options)
     for batch in (3, 2):
         twins.step(torch.randn(batch, 4).requires_grad_(asked))
-    assert len(twins.kept) == 1

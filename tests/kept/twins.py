@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.kept.call import kept
-from ortrain.ops.kept import keys_of
 
 TOLERANCES = {"aten": 1e-6, "onnxruntime": 1e-5, "auto": 1e-5}
 
@@ -76,10 +74,3 @@ class Twins:
                     atol=self.tolerance,
                     msg=lambda m, n=name: f"{n}: {m}",
                 )
-
-    @property
-    def kept(self) -> list[Any]:
-        """The calls in the graph that stay PyTorch's."""
-        runner: Any = self.graph._runner
-        plan = runner.compiler.plan
-        return [kept(key) for key in keys_of(plan.programs[0].graph)]

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad, functional
 
 from ortrain import Options, ORTModule
 from ortrain.errors import NotServed, OrtrainWarning, UnsupportedGradient
-from ortrain.step.forms import DIFFERENTIATED_AGAIN
+from ortrain.frontend.form import AGAIN
 from tests.module.agreement import GRAPH
 
 # Two orders of summation, of gradients of gradients as well, relative to the largest value.
@@ -641,19 +641,9 @@ def test_the_form_runs_in_pytorch_once_its_gradients_are_differentiated() -> Non
     model(rows(5, 4)).sum().backward()
     gradient_with_graph(model, rows(5, 4).requires_grad_()).sum().backward()
     model(rows(5, 4).requires_grad_())
-    assert (model.report.mode, model.report.reason) == ("eager", DIFFERENTIATED_AGAIN)
+    assert (model.report.mode, model.report.reason) == ("eager", str(AGAIN))
     model(rows(5, 4)).sum().backward()
     assert model.report.mode == "graph", "a call of another form goes on as it was"
-
-
-@pytest.mark.old_front_end
-def test_the_contest_sees_in_pytorchs_turn_that_gradients_are_differentiated() -> None:
-    model = ORTModule(perceptron())
-    for _ in range(2):
-        gradient_with_graph(model, rows(5, 4).requires_grad_()).sum().backward()
-    assert model.report.reason == DIFFERENTIATED_AGAIN
-    assert model.report.captures == 0
-    assert all(not p._backward_hooks for p in model.parameters())
 
 
 class Scaled(nn.Module):
@@ -748,25 +738,19 @@ class Itself:
         return self.module[index]
 
 
-OF_NUMPY = pytest.param("element", marks=pytest.mark.old_front_end)
-
-
-@pytest.mark.parametrize("change", ["weight", "memory", OF_NUMPY])
+@pytest.mark.parametrize("change", ["weight", "memory"])
 def test_what_has_changed_since_the_forward_is_an_error_only_of_second_derivatives(
     change: str,
 ) -> None:
-    scaled = Scaled() if change == "element" else nn.ELU()
-    eager = nn.Sequential(nn.Linear(4, 4), scaled, nn.Linear(4, 2))
+    eager = nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 2))
     model = ORTModule(copy.deepcopy(eager), options=GRAPH)
     value = rows(5, 4).requires_grad_()
     loss = model(value).pow(3).sum()
     if change == "weight":
         with torch.no_grad():
             model[0].bias.add_(1.0)  # the backward reads no bias
-    elif change == "memory":
-        model[0].bias.data = torch.ones(4)
     else:
-        model[1].factors[0] = 2.0
+        model[0].bias.data = torch.ones(4)
     (found,) = torch.autograd.grad(loss, value, create_graph=True)
     other = value.detach().requires_grad_()
     (expected,) = torch.autograd.grad(eager(other).pow(3).sum(), other)

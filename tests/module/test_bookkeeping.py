@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import ORTModule
-from ortrain.guards.attributes import Attribute
-from ortrain.guards.reads import reads_noted
 from tests.module.agreement import GRAPH
 
 
@@ -169,23 +167,3 @@ def test_a_switch_is_back_with_its_own_capture() -> None:
         module.factor = eager.factor = factor
         module.losses.append(step)
         torch.testing.assert_close(model(x), eager(x))
-
-
-def test_classes_are_as_they_were_behind_the_notes() -> None:
-    module, own = Booked(), _Own()
-    before = [*Booked.__dict__], _Own.__dict__["__getattribute__"]
-    losses, last, hidden = (
-        Attribute(owner, "", name)
-        for owner, name in ((module, "losses"), (module, "last"), (own, "losses"))
-    )
-    with pytest.raises(RuntimeError, match="losses"), reads_noted([losses, last]):
-        raise RuntimeError(f"losses: {module.losses}")
-    assert ([*Booked.__dict__], _Own.__dict__["__getattribute__"]) == before
-    with reads_noted([losses, last, hidden]) as read:
-        assert read == {hidden}  # whose class has its own way
-        assert module.state_dict().keys() == {"layer.0.weight", "layer.0.bias"}
-        assert read == {hidden}  # torch's own look at __dict__ is none at these
-        assert module.losses == []
-        assert read == {hidden, losses}
-        copy.copy(module)
-        assert read == {hidden, losses, last}

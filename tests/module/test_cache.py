@@ -94,18 +94,15 @@ def test_entries_in_each_others_places_are_damaged(tmp_path: Path) -> None:
     assert (one.read_bytes(), other.read_bytes()) == whole
 
 
-@pytest.mark.parametrize(
-    "stage", [pytest.param("capture", marks=pytest.mark.old_front_end), "step"]
-)
 @pytest.mark.parametrize("wrong", ["another graph", "no graph", "none", "too few"])
 @pytest.mark.parametrize("certificate", ["off", "first"])
 def test_an_entry_that_is_whole_and_does_not_serve_is_made_again(
-    tmp_path: Path, stage: str, wrong: str, certificate: str
+    tmp_path: Path, wrong: str, certificate: str
 ) -> None:
     """As a library would write it that had the versions of these and another mistake."""
     first, _ = trained(tmp_path)
     read = {path: [bytes(part) for part in _unsealed(path)] for path in files(tmp_path)}
-    entry = next(p for p, parts in read.items() if (len(parts) == 1) == (stage == "capture"))
+    entry = next(path for path, parts in read.items() if len(parts) > 1)
     whole = entry.read_bytes()
     parts = read[entry]
     if wrong == "another graph":
@@ -207,8 +204,6 @@ def test_a_module_without_a_backward_in_the_graph_is_no_damage(
 ) -> None:
     """Its evaluation and its training have one capture, and only the first becomes a step."""
     monkeypatch.delitem(registry._ENTRIES, registry._key("Tanh"))
-    # Else the operator would be PyTorch's in the graph, which is no entry of the cache.
-    monkeypatch.setattr("ortrain.step.capturer.Capturer.keeper", lambda self: None)
     for _ in range(3):
         model = ORTModule(
             nn.Sequential(nn.Linear(4, 3), nn.Tanh()),

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ortrain.guards.guard import Ambient, ambient
 from tests.module.alike import ENGINES, assert_alike, history
 
 MEMO: dict[int, torch.Tensor] = {}
@@ -133,12 +132,6 @@ def test_no_fake_tensor_stays_in_a_cache(name: str, cached: bool, engine: str) -
     assert_alike(found, expected)
     if name.startswith("parametrized"):
         assert model.report.graph_calls
-
-
-def test_cached_parametrizations_show_among_what_is_around_a_module() -> None:
-    with parametrize.cached():
-        assert Ambient(*ambient()).parametrizations_cached
-    assert not Ambient(*ambient()).parametrizations_cached
 
 
 class Hidden(nn.Module):

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
-from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.errors import OrtrainWarning, ParityError
 from ortrain.frontend import proof
 from ortrain.frontend.backend import _KNOWN
@@ -27,7 +26,6 @@ from ortrain.runtime.aten import table
 from ortrain.step import agreement
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Evidence
-from ortrain.step.trial import Trial
 from tests.module.agreement import GRAPH
 
 FALLBACK = replace(GRAPH, fallback="torch")
@@ -166,18 +164,6 @@ def test_what_tips_in_pytorch_too_is_no_fault(
         assert not Tipping(seed, {run}, {*range(5)}, precision).faults(monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_another_rounding_is_one_of_the_tensors_own_dtype(dtype: torch.dtype) -> None:
-    """Else one of float32 would excuse what is wrong in float64."""
-    trial = Trial.of(
-        nn.Linear(40, 30).to(dtype), _flat(rows(5, 40).to(dtype)), ["x"], _Step(), ["y"], True
-    )
-    (own,) = trial.tensors()
-    _, (other,) = trial._rounded({}, [own], 1)
-    step = torch.finfo(dtype).eps
-    assert 6 * step < float(((other - own) / own).abs().max()) < 9 * step
-
-
 @pytest.mark.parametrize(
     ("beside", "apart", "wrong"),
     [
@@ -267,18 +253,6 @@ class Hidden(nn.Module):
 SCALE = torch.ones(4, requires_grad=True)
 
 
-@pytest.mark.old_front_end
-def test_a_gradient_that_the_graph_does_not_know_is_found() -> None:
-    trial = Trial.of(Hidden(), _flat(rows()), ["value"], _Step(), ["output"], True)
-    assert trial.eager().strays == ["a tensor of shape [4] that is no parameter"]
-    value = rows()
-    model = ORTModule(Hidden(), options=FALLBACK)
-    with pytest.warns(OrtrainWarning):
-        model(value).sum().backward()
-    assert SCALE.grad is not None
-    SCALE.grad = None
-
-
 def test_a_graph_knows_the_gradient_of_a_tensor_that_is_no_parameter() -> None:
     value = rows()
     model = ORTModule(Hidden(), options=GRAPH)
@@ -290,24 +264,6 @@ def test_a_graph_knows_the_gradient_of_a_tensor_that_is_no_parameter() -> None:
         SCALE.grad = None
     torch.testing.assert_close(*found)
     assert "of 3 tensors" in model.report.certificate
-
-
-def _flat(value: Tensor) -> Any:
-    from ortrain.guards.structure import flatten_call
-
-    return flatten_call((value,), {})
-
-
-class _Plan:
-    upstream = (True,)
-    feeds = ()
-    programs = ()
-    kept = ()
-    forward = None
-
-
-class _Step:
-    plan, hidden = _Plan(), ()
 
 
 def test_nan_is_no_number() -> None:
@@ -581,8 +537,6 @@ def test_inside_a_checkpoint_too() -> None:
     model = ORTModule(Checkpointed(), options=GRAPH)
     model(rows()).sum().backward()
     assert largest_difference(model) < 1e-5
-    with without_checkpoints():
-        assert Checkpointed()(rows()).shape == (5, 2)
 
 
 def test_a_large_batch_is_compared_by_its_first_rows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,6 @@ def larger(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor * 2 for name, tensor in model.state_dict().items()}
 
 
-def swapped(model: nn.Module) -> None:
-    for each in model.parameters():
-        other = nn.Parameter(each.detach() * 2, requires_grad=each.requires_grad)
-        torch.utils.swap_tensors(each, other)
-
-
 def replaced(model: Any) -> None:
     model.first.weight = nn.Parameter(model.first.weight.detach() * 2)
 
@@ -50,28 +44,13 @@ CONVERSIONS: dict[str, Callable[[Any], object]] = {
     "apply": lambda m: m._apply(lambda t: t * 2),
     "load": lambda m: m.load_state_dict(larger(m)),
     "load and assign": lambda m: m.load_state_dict(larger(m), assign=True),
-    "swap": swapped,
     "replace": replaced,
     "other data": other_data,
 }
 
 
-# Dynamo watches parameters, so that PyTorch refuses to swap them, as behind torch.compile.
-SWAPS = pytest.param(True, id="swaps", marks=pytest.mark.old_front_end)
-SWAP = pytest.param("swap", marks=pytest.mark.old_front_end)
-
-
-@pytest.fixture(params=[SWAPS, pytest.param(False, id="sets data")])
-def swaps(request: pytest.FixtureRequest) -> Iterator[bool]:
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(request.param)
-    yield request.param
-    torch.__future__.set_swap_module_params_on_conversion(before)
-
-
 @pytest.mark.parametrize("engine", [*ENGINES, "kept"])
-@pytest.mark.parametrize("conversion", [SWAP if c == "swap" else c for c in CONVERSIONS])
-@pytest.mark.usefixtures("swaps")
+@pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_a_conversion_behind_a_graph_is_trained_on(conversion: str, engine: str) -> None:
     def step(model: nn.Module, number: int) -> Any:
         if number == 2:

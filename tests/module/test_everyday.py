@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import DebugOptions, LogLevel, Options, ORTModule
-from ortrain.errors import CaptureError, OrtrainWarning, UnsupportedOutput
+from ortrain.errors import OrtrainWarning
 from tests.module.agreement import GRAPH
 
 
@@ -239,25 +239,6 @@ def test_outputs_of_other_kinds_come_as_they_are(make: Any) -> None:
             torch.testing.assert_close(one, other)
         else:
             assert one == other
-
-
-@pytest.mark.old_front_end  # the new one has graphs of such modules
-@pytest.mark.parametrize(
-    "make", [lambda y: {y}, lambda y: (y, y.device), lambda y: (y, y.shape[0]), lambda y: iter([y])]
-)
-def test_the_policy_of_unsupported_data_takes_outputs_as_well(
-    monkeypatch: pytest.MonkeyPatch, make: Any
-) -> None:
-    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
-    model = ORTModule(Returns(make), options=Options(engine="onnxruntime"))
-    with pytest.warns(OrtrainWarning, match="returns|output"):
-        model(x())
-    assert model.report.mode == "eager"
-    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_ONNX_MODEL")
-    with pytest.raises(UnsupportedOutput) as caught:
-        ORTModule(Returns(make), options=Options(engine="onnxruntime"))(x())
-    assert isinstance(caught.value, CaptureError)
-    assert isinstance(caught.value, TypeError)
 
 
 def test_an_array_is_read_between_two_graphs() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ortrain import DebugOptions, LogLevel, Options, ORTModule, explain
 from ortrain.config import Fallback
 from ortrain.errors import CaptureError, ExecutionError, NotServed, OrtrainWarning
+from ortrain.frontend import graph
 from ortrain.frontend.backend import _KNOWN
 from ortrain.frontend.graphs import Graphs
 from tests.models import MODELS
@@ -172,16 +173,7 @@ class Triples(Takes):
 @pytest.mark.parametrize(
     ("name", "now", "kind", "where", "doing"),
     [
-        pytest.param(
-            "torch._subclasses.fake_tensor.UnsupportedOperatorException", None, "AttributeError",
-            "capture/trace/exporter.py", "tracing the forward", marks=pytest.mark.old_front_end,
-        ),
-        pytest.param(
-            "ortrain.capture.trace.custom_function.keeper", math.sqrt, "TypeError",
-            "capture/trace/custom_function.py", "tracing the forward",
-            marks=pytest.mark.old_front_end,
-        ),
-        ("ortrain.frontend.graph.axes_of", math.sqrt, "TypeError", "frontend/graph.py",
+        ("ortrain.frontend.graph._axes_of", math.sqrt, "TypeError", "frontend/graph.py",
          "making the graph"),
         ("ortrain.runtime.onnxruntime.exchange._wrap", math.sqrt, "TypeError",
          "runtime/onnxruntime/exchange.py", "running the graph"),
@@ -191,31 +183,15 @@ def test_an_error_that_a_line_of_ortrain_raises_is_told_as_its_own(
     monkeypatch: pytest.MonkeyPatch, name: str, now: Any, kind: str, where: str, doing: str
 ) -> None:
     _KNOWN.clear()
-    module = Triples() if "capture" in where else Takes()
-    model = ORTModule(module, options=EAGER_IF_NEEDED)
+    model = ORTModule(Takes(), options=EAGER_IF_NEEDED)
     with monkeypatch.context() as patches:
-        if now is None:
-            patches.delattr(name)
-        else:
-            patches.setattr(name, now)
+        patches.setattr(name, now)
         with pytest.warns(OrtrainWarning, match=f"ortrain itself failed while {doing}"):
             model(rows())
     assert f"{kind}: " in model.report.reason
     assert f"with torch {torch.__version__}" in model.report.reason
     assert f"(ortrain/{where}:" in model.report.reason
     assert "the forward raises" not in model.report.reason
-
-
-@pytest.mark.old_front_end
-def test_a_function_that_ortrain_fails_to_try_stays_pytorchs_with_that_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ortrain.capture.trace.custom_function.make_fx", math.sqrt)
-    model = ORTModule(Triples(), options=GRAPH)
-    model(rows())
-    (call,) = model.report.kept
-    assert "ortrain itself failed while trying it" in call.site.because
-    assert "TypeError" in call.site.because
 
 
 class Doubled(nn.Module):
@@ -564,7 +540,7 @@ def test_explain_shows_stages_graphs_and_parity() -> None:
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
     assert explanation.reason == ""
-    assert {"capture", "differentiate", "compile"} <= set(explanation.stages)
+    assert {"differentiate", "compile"} <= set(explanation.stages)
     assert list(explanation.programs) == ["forward", "backward 1"]
     assert explanation.saved_bytes > 0
     weights = {name for name, _ in module.named_parameters()}
@@ -576,8 +552,8 @@ def test_explain_shows_stages_graphs_and_parity() -> None:
 
 
 def test_explain_says_why_a_module_is_no_graph() -> None:
-    explanation = explain(Scaled(), rows())
-    assert "needs a number" in explanation.reason
+    explanation = explain(nn.Embedding(4, 2, sparse=True), torch.tensor([1, 2]))
+    assert "sparse" in explanation.reason
     assert "everything in PyTorch" in str(explanation)
 
 
@@ -620,21 +596,16 @@ def test_explain_counts_parameters_without_a_gradient() -> None:
 
 
 def test_a_wrong_graph_shows_in_the_parity(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortrain.step.compiler import StepCompiler
+    made = graph.translated
 
-    def wrong(program: Any) -> bool:
-        for node in program.graph:
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        found = made(*args, **kwargs)
+        for node in found.program.graph:
             if node.op_type == "Relu":
                 node.op_type = "Sigmoid"
-        return True
+        return found
 
-    made = StepCompiler.__init__
-
-    def with_rewrite(self: StepCompiler, *args: Any) -> None:
-        made(self, *args)
-        self.rewrites = (wrong,)
-
-    monkeypatch.setattr(StepCompiler, "__init__", with_rewrite)
+    monkeypatch.setattr(graph, "translated", changed)
     explanation = explain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), rows())
     assert "<-- above 1e-4" in str(explanation)
-    assert "gradient 0.weight differs" in explanation.reason
+    assert "does not compute what PyTorch does" in explanation.reason

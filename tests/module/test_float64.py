@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
 from ortrain.config import Engine
 from ortrain.errors import CaptureError
+from ortrain.frontend.export import export
 from tests.module.agreement import Called
 
 OPTIONS = Options(engine="onnxruntime")
@@ -125,7 +125,7 @@ def test_a_translation_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -
         (F.hardswish, "numbers"),
     ):
         with pytest.raises(CaptureError, match=f"of float64 has no exact graph(?s:.*){number}"):
-            capture(Called(function), (x,))
+            export(Called(function), (x,))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_exponential_that_is_infinite_leaves_the_other_branch_its_gradient(
 def test_an_operator_whose_gradient_pytorch_rounds_is_refused() -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     with pytest.raises(CaptureError, match=r"hardsigmoid of float64(?s:.*)rounded"):
-        capture(Called(F.hardsigmoid), (x,))
+        export(Called(F.hardsigmoid), (x,))
 
 
 @pytest.mark.parametrize("function", [torch.log2, torch.log10, torch.exp2])

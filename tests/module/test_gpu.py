@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
-from ortrain.step import contest, marks
+from ortrain.step import marks
 from tests.models import MODELS
 from tests.module.agreement import loss_of
 
@@ -195,15 +195,3 @@ def test_the_contest_of_eager_and_what_is_recorded_ends_and_trains_as_eager(
     assert [*decided.engines] == ["aten"]
     tolerance = 1e-3 if dtype is None else 3e-2
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
-
-
-def test_the_step_of_a_contest_is_timed_by_events() -> None:
-    race, model = contest.Race(["aten"]), network().cuda()
-    for _ in range(5):
-        race.next()
-        sample = race.sample("eager", 1, marks.now(torch.device("cuda")))
-        y = model(torch.randn(5, 4, device="cuda"))
-        sample.forward_done([y], [*model.parameters()], trains=True)
-        y.sum().backward()
-        assert sample.settle(wait=True)
-        assert 0 < sample.seconds[-1] < 10

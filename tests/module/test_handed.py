@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
-from ortrain.guards.handed import Containers, Handed
 from tests.module.agreement import GRAPH
 
 Change = Callable[[Any, Tensor], Any]
@@ -283,25 +281,3 @@ def test_a_backward_that_runs_again_in_pytorch_sees_the_call_as_it_was() -> None
         (first,) = torch.autograd.grad(loss, [next(each.parameters())], create_graph=True)
         grads.append(torch.autograd.grad(first.sum(), [next(each.parameters())])[0])
     torch.testing.assert_close(*grads)
-
-
-def test_what_is_only_read_is_no_change() -> None:
-    batch: dict[str, Any] = {"a": [1, torch.ones(1)], "b": Batch(1)}
-    containers = Containers((batch,), {"more": [batch["a"]]})
-    assert containers.handed("output") == "output"
-    batch["b"].more = 2
-    found = containers.handed(batch["b"])
-    assert isinstance(found, Handed)
-    assert found.output is None
-    assert found.values == [2]
-    twin = {"a": batch["a"], "b": Batch(1)}
-    assert found.over((twin,), {"more": [[]]}) is twin["b"]
-    assert twin["b"] == Batch(1, 2)
-
-
-def test_outputs_are_named_as_without_what_is_handed_over() -> None:
-    for change, names in ((_whole, ["values.0"]), (_updated, ["output", "values.0", "values.1"])):
-        program = capture(Changing(change), ({"x": torch.randn(2, 4)},)).program
-        assert [value.name for value in program.graph.outputs] == names
-    program = capture(Changing(_nested), (_dict(),)).program
-    assert next(iter(program.graph.outputs)).name == "loss"

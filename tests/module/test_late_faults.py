@@ -224,18 +224,6 @@ def test_a_kept_graph_may_fail_at_its_second_backward(faults: Faults, kept: bool
     assert_alike(model, eager)
 
 
-@pytest.mark.old_front_end  # a graph of Dynamo's is there for PyTorch, whatever the module is now
-def test_the_graphs_error_is_shown_where_pytorch_cannot_answer_either(
-    faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = ORTModule(Small(), options=FALLS_BACK)
-    outputs = model(rows(6, 4))
-    monkeypatch.setattr(Small, "forward", lambda self, value: (value, value))
-    faults.after(0)
-    with pytest.raises(ExecutionError, match="no memory"):
-        loss_of(outputs).backward()
-
-
 def test_pytorch_answers_for_a_module_as_it_was_in_the_forward(faults: Faults) -> None:
     eager = Small()
     model = ORTModule(copy.deepcopy(eager), options=FALLS_BACK)

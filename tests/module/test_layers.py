@@ -376,15 +376,18 @@ def assert_same(name: str, ours: Any, theirs: Any) -> None:
     )
 
 
-def assert_alike(module: nn.Module, args: tuple[Any, ...], steps: int = 2) -> None:
+def assert_alike(
+    module: nn.Module, args: tuple[Any, ...], steps: int = 2, *, is_graph: bool = True
+) -> None:
     """So many steps of eager and of the graph alone, with buffers and gradients."""
-    eager, model = module, ORTModule(copy.deepcopy(module), options=GRAPH)
+    options = GRAPH if is_graph else Options(engine=GRAPH.engine)
+    eager, model = module, ORTModule(copy.deepcopy(module), options=options)
     for step in range(steps):
         mine, theirs = copied(args), copied(args)
         eager.zero_grad()
         model.zero_grad()
         expected, output = eager(*theirs), model(*mine)
-        assert model.report.mode == "graph", model.report.reason
+        assert (model.report.mode == "graph") is is_graph, model.report.reason
         wanted, spec = pytree.tree_flatten(expected)
         found, own = pytree.tree_flatten(output)
         assert own == spec
@@ -412,14 +415,12 @@ WITHOUT_GRAPH = {
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 @pytest.mark.parametrize(("mode", "name"), in_both_modes(ALL))
-def test_a_layer_and_its_gradients_are_eagers(
-    mode: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name in WITHOUT_GRAPH:
-        monkeypatch.setenv("ORTRAIN_FRONT_END", "old")
+def test_a_layer_and_its_gradients_are_eagers(mode: str, name: str) -> None:
     make, draws = ALL[name]
-    assert_alike(make().train(mode == "train"), tuple(draw() for draw in draws))
+    args = tuple(draw() for draw in draws)
+    assert_alike(make().train(mode == "train"), args, is_graph=name not in WITHOUT_GRAPH)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -513,14 +514,12 @@ ATTENTION: dict[str, tuple[Callable[[], nn.Module], tuple[Callable[[], Any], ...
 }
 
 
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 @pytest.mark.parametrize(("mode", "name"), in_both_modes(ATTENTION))
-def test_attention_and_its_masks_are_eagers(
-    mode: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name in WITHOUT_GRAPH:
-        monkeypatch.setenv("ORTRAIN_FRONT_END", "old")
+def test_attention_and_its_masks_are_eagers(mode: str, name: str) -> None:
     make, draws = ATTENTION[name]
-    assert_alike(make().train(mode == "train"), tuple(draw() for draw in draws), steps=1)
+    args, is_graph = tuple(draw() for draw in draws), name not in WITHOUT_GRAPH
+    assert_alike(make().train(mode == "train"), args, steps=1, is_graph=is_graph)
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
-from ortrain.step.forms import DIFFERENTIATED_AGAIN
+from ortrain.frontend.form import AGAIN
 
 pytestmark = pytest.mark.usefixtures("graph_wins")
 STEPS = 300
@@ -182,7 +182,7 @@ def test_losses_are_eagers_at_every_step(
     if script is two_heads:
         assert last.report.graph_calls > STEPS // 2
     elif script is force_field:
-        assert last.report.reason == DIFFERENTIATED_AGAIN
+        assert last.report.reason == str(AGAIN)
     else:
         assert last.report.graph_calls > 100, "the calls that are differentiated once"
 

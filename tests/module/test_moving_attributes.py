@@ -184,24 +184,14 @@ TOLD_APART: dict[str, Callable[[Any], float]] = {
     "is_tensor": lambda n: 2.0 if not torch.is_tensor(n) and n == 5 else 1.0,
     "a dictionary": lambda n: {5: 2.0}.get(n, 1.0),
     "a set": lambda n: 2.0 if n in {5, 9} else 1.0,
-    "text": lambda n: 2.0 if f"{n}" == "5" else 1.0,
     "its name": lambda n: len(repr(n)) * (2.0 if str(n) == "5" else 1.0),
     "type": lambda n: 2.0 if type(n) is int and n == 5 else 1.0,
-    "a class": lambda n: 2.0 if n.__class__ is int and n == 5 else 1.0,
     "an index": lambda n: [1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0][n],
 }
 
 
-# Dynamo takes the text of a number that moves, and its class, for other ones.
-WRONG_IN_DYNAMO = ("text", "a class")
-
-
 @pytest.mark.parametrize(("name", "held"), crossed(TOLD_APART, [True, False], one_in=2))
-def test_what_tells_a_number_from_a_tensor_has_the_number(
-    name: str, held: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name in WRONG_IN_DYNAMO:
-        monkeypatch.setenv("ORTRAIN_FRONT_END", "old")
+def test_what_tells_a_number_from_a_tensor_has_the_number(name: str, held: bool) -> None:
     factor = TOLD_APART[name]
 
     class Asks(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.module_state.untouched import call_aside
-from ortrain.pytorch.saving import NothingSaved, saving_hooks, unhooked
-from ortrain.runtime.memory import Ceiling, in_use
+from ortrain.pytorch.saving import unhooked
 
 # Operators that save what they give: each would hold itself.
 SAVED: list[Callable[[Tensor], Tensor]] = [
@@ -78,31 +75,6 @@ def test_no_tensor_of_a_capture_or_a_certificate_lives_on(
             found.backward()
         del found
     assert tensors_with_a_past() == before
-
-
-@pytest.mark.skipif(not Ceiling.serves(), reason="the C library does not tell what is in use")
-def test_autocast_keeps_no_cast_of_what_a_call_aside_was_given() -> None:
-    x, module = torch.randn(4, 1024), nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
-    with torch.autocast("cpu", torch.bfloat16):
-        module(x)  # oneDNN keeps something for each shape
-        torch.clear_autocast_cache()
-        before = in_use()
-        call_aside(module, (x,), {})
-        assert in_use() - before < 2 * 2**20  # of 16 MiB in 16 bits
-
-
-def test_what_is_saved_for_no_backward_is_freed_at_once() -> None:
-    x, nothing = torch.ones(1000, requires_grad=True), NothingSaved()
-    with nothing:
-        y = (x * 2).exp()
-        saved = weakref.ref(y)
-        y = y * y
-        assert saved() is None
-        assert not nothing.asked
-        with pytest.raises(RuntimeError, match="nothing was kept"):
-            y.sum().backward()
-        assert nothing.asked
-    assert saving_hooks(False) is None
 
 
 def test_hooks_are_taken_off_and_put_back_in_their_order() -> None:

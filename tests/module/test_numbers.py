@@ -115,18 +115,6 @@ def test_a_number_that_the_code_computes_with_in_python_has_a_graph_for_each_val
     assert (model.report.captures, model.report.graph_calls) == (6, 12)
 
 
-@pytest.mark.old_front_end
-def test_a_function_that_computes_with_a_number_in_python_stays_pytorchs() -> None:
-    eager = Weighted(lambda h, n: h * math.exp(n))
-    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
-    value = torch.randn(5, 4)
-    for i in range(9):
-        torch.testing.assert_close(model(value, i / 7), eager(value, i / 7))
-    (kept,) = model.report.kept
-    assert kept.site.name.endswith("<lambda>()")
-    assert model.report.captures <= 2
-
-
 def test_by_default_a_curriculum_is_one_contest() -> None:
     eager = Weighted(lambda h, n: (h * n).square().mean())
     model = ORTModule(copy.deepcopy(eager), options=Options())

@@ -105,7 +105,7 @@ class Reading(nn.Module):
 @pytest.mark.parametrize(("base", "method"), CASES)
 def test_what_a_module_holds_is_read_and_watched(base: type, method: str) -> None:
     held = own(base, method, BASES[base])
-    model = ORTModule(Reading(base, held), options=Options(engine="aten", parts=False))
+    model = ORTModule(Reading(base, held), options=Options(engine="aten"))
     x = torch.ones(2, 3)
     for value in (held, own(base, method, changed(base, BASES[base])), held):
         model.module.held = value
@@ -130,18 +130,8 @@ class Given(nn.Module):
 
 @pytest.mark.parametrize(("base", "method"), CASES)
 def test_what_a_call_is_given_is_read_or_left_to_pytorch(base: type, method: str) -> None:
-    model = ORTModule(Given(base), options=Options(engine="aten", parts=False))
+    model = ORTModule(Given(base), options=Options(engine="aten"))
     x = torch.ones(2, 3)
     for value in (BASES[base], changed(base, BASES[base]), BASES[base]):
         held = own(base, method, value)
         torch.testing.assert_close(model(x, held), model.module(x, held))
-
-
-@pytest.mark.old_front_end  # Dynamo loops over them
-def test_irreducible_representations_are_no_obstacle() -> None:
-    """A tuple of tuples of which the inner ones have no length, as those of e3nn."""
-    inner = own(tuple, "no length", (2.0, 3.0))
-    model = ORTModule(Reading(list, [2.0]), options=Options(engine="aten"))
-    model.module.irreps = (inner, inner)
-    model(torch.ones(2, 3)).sum().backward()
-    assert model.report.mode == "graph"

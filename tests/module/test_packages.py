@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.module_state import scope
 
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 
@@ -90,7 +89,6 @@ def package(tmp_path: Path) -> Iterator[Callable[[str, str, bool], Any]]:
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             (folder / "top_level.txt").write_text(f"{name}\n")
         importlib.invalidate_caches()
-        scope._installed.cache_clear()
         made.append(name)
         return importlib.import_module(name)
 
@@ -101,7 +99,6 @@ def package(tmp_path: Path) -> Iterator[Callable[[str, str, bool], Any]]:
         sys.path.remove(str(tmp_path))
         for name in made:
             sys.modules.pop(name, None)
-        scope._installed.cache_clear()
 
 
 class Calls(nn.Module):

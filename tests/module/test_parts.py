@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ortrain import DebugOptions, Options, ORTModule
+from ortrain import Options, ORTModule
 from tests.breadth import crossed
 from tests.module.agreement import SAME
 
@@ -200,55 +200,12 @@ def test_training_equals_pytorchs_and_runs_as_graphs(name: str, engine: str) -> 
     assert model.report.graph_calls == STEPS
 
 
-@pytest.mark.old_front_end
-def test_the_report_names_the_parts_and_says_why_the_module_is_no_graph() -> None:
-    model = wrapped(root())
-    trained(model)
-    assert list(model.report.parts) == ["layers.0", "layers.1", "layers.2", "head"]
-    text = str(model.report)
-    assert "ORTModule: parts (" in text
-    assert "4 of 4 run as graphs" in text
-
-
-@pytest.mark.old_front_end
-def test_without_the_option_all_of_it_runs_in_pytorch() -> None:
-    model = wrapped(root(), parts=False)
-    trained(model)
-    assert model.report.mode == "eager"
-    assert not model.report.parts
-
-
 def test_evaluation_runs_in_pytorch() -> None:
     model = wrapped(root())
     trained(model)
     with torch.no_grad():
         output = model(batches()[0])
     torch.testing.assert_close(output, model.module(batches()[0]), rtol=0, atol=0)
-
-
-@pytest.mark.old_front_end
-def test_a_part_that_is_no_graph_makes_way_for_those_below_it() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.calls = root(), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            result: Tensor = self.inner(x)
-            return result
-
-    torch.manual_seed(0)
-    module = Outer()
-    twin = copy.deepcopy(module)
-    model = wrapped(module)
-    agree(trained(model), trained(twin))
-    assert list(model.report.parts) == [
-        "inner.layers.0",
-        "inner.layers.1",
-        "inner.layers.2",
-        "inner.head",
-    ]
 
 
 class Viewing(nn.Module):
@@ -590,22 +547,6 @@ def test_modules_that_keep_in_torch_names_train_as_pytorchs() -> None:
     model = wrapped(root(), keep_in_torch=["layers.1", "layers.0.up"])
     agree(trained(model), trained(root()))
     assert model.report.graph_calls == STEPS
-
-
-@pytest.mark.old_front_end
-def test_graphs_of_parts_are_saved_under_their_names(tmp_path: Any) -> None:
-    shown = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
-    model = ORTModule(root(), shown, options=Options(engine="aten"))
-    trained(model)
-    assert any("layers.0" in path.name for path in tmp_path.iterdir())
-
-
-@pytest.mark.old_front_end
-def test_a_run_that_graphs_do_not_pay_for_stays_in_pytorch() -> None:
-    model = wrapped(root(), "auto")
-    trained(model)
-    assert model.report.mode == "eager"
-    assert list(model.report.parts) == ["layers.0", "layers.1", "layers.2", "head"]
 
 
 class Middle(nn.Module):

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import preserve_rng_state
 from torch.nn import functional as F  # noqa: N812
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
-from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.errors import CaptureError
+from ortrain.frontend.export import export
 from ortrain.program import Role
 
 # Each graph is compared with the module, run on the same numbers, before it is used.
@@ -149,19 +147,6 @@ WITHOUT_GENERATOR: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.old_front_end  # Dynamo has no symbols of sizes beside a generator
-@pytest.mark.parametrize("draws", WITHOUT_GENERATOR.values(), ids=WITHOUT_GENERATOR)
-def test_a_generator_that_is_none_is_as_if_it_were_not_named(draws: Any) -> None:
-    def losses(**generator: Any) -> list[float]:
-        torch.manual_seed(1)
-        model = ORTModule(Calls(lambda x: x * draws(x.detach(), **generator)), options=CERTIFIED)
-        found = [model(torch.randn(rows, 6)).sum() for rows in (4, 5)]
-        assert (model.report.captures, model.report.kept) == (1, ())
-        return [loss.item() for loss in found]
-
-    assert losses(generator=None) == losses()
-
-
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "uniform_": (lambda x: x * torch.empty_like(x).uniform_(-x[0, 0].detach(), 1.0), "from, to"),
     "normal_": (lambda x: x * torch.empty_like(x).normal_(0.0, x[0, 0].detach() + 2), "std >= 0"),
@@ -224,8 +209,8 @@ def test_draws_that_nothing_reads_do_not_shift_the_numbers_of_others() -> None:
 
     graph = ORTModule(Calls(function), options=CERTIFIED)
     graph(torch.randn(4, 6)).sum().backward()
-    captured = capture(Calls(function), (torch.randn(4, 6),))
-    streams = [n.attributes["stream"].as_int() for n in captured.program.graph if n.domain]
+    exported = export(Calls(function), (torch.randn(4, 6),))
+    streams = [n.attributes["stream"].as_int() for n in exported.program.graph if n.domain]
     assert streams == [3, 4]
 
 
@@ -237,9 +222,9 @@ def test_what_draws_nothing_in_pytorch_takes_no_number() -> None:
 
     graph = ORTModule(Calls(function), options=CERTIFIED)
     graph(torch.randn(4, 6)).sum().backward()
-    captured = capture(Calls(function), (torch.randn(4, 6),))
+    exported = export(Calls(function), (torch.randn(4, 6),))
     streams = [
-        n.attributes["stream"].as_int() for n in captured.program.graph if "Random" in n.op_type
+        n.attributes["stream"].as_int() for n in exported.program.graph if "Random" in n.op_type
     ]
     assert streams == [0]
 
@@ -349,30 +334,20 @@ class Forked(nn.Module):
 @pytest.mark.parametrize("kind", [Seeded, Forked])
 def test_a_forward_that_sets_the_state_of_the_generator_is_refused(kind: type[nn.Module]) -> None:
     state = torch.get_rng_state()
-    with pytest.raises(CaptureError, match="seeds PyTorch's random generator") as raised:
-        capture(kind(), (torch.ones(3),))
+    with pytest.raises(CaptureError, match="cannot become one graph") as raised:
+        export(kind(), (torch.ones(3),))
     assert "seed outside of the forward" in raised.value.help
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_dynamo_that_puts_a_state_back_does_not_seed() -> None:
-    """It does so around the body of a loop or a branch that it looks into."""
-    with seeding_watched() as calls:
-        with preserve_rng_state():
-            torch.rand(2)
-        assert calls == []
-        torch.manual_seed(0)
-        assert calls == ["manual_seed"]
 
 
 def test_a_generator_of_its_own_is_refused() -> None:
     generator = torch.Generator()
     module = Calls(lambda x: x * torch.rand(3, 6, generator=generator))
-    with pytest.raises(CaptureError, match="draws from a generator of its own"):
-        capture(module, (torch.ones(3, 6),))
+    with pytest.raises(CaptureError, match="cannot become one graph"):
+        export(module, (torch.ones(3, 6),))
 
 
 def test_a_program_that_draws_takes_a_seed_and_one_that_does_not_takes_none() -> None:
     for function, count in ((torch.rand_like, 1), (torch.relu, 0)):
-        captured = capture(Calls(function), (torch.ones(3, 6),))
-        assert len(captured.program.inputs(Role.SEED)) == count
+        exported = export(Calls(function), (torch.ones(3, 6),))
+        assert len(exported.program.inputs(Role.SEED)) == count

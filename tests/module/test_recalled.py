@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,12 @@ from torch import Tensor, nn
 from ortrain import DebugOptions, Options, ORTModule
 from ortrain.errors import OrtrainWarning
 from ortrain.frontend.machine import Machine
-from ortrain.runtime import engines
 from ortrain.runtime.aten.executor import AtenCompiled
-from ortrain.runtime.engines import LineUp
 from ortrain.runtime.onnxruntime import Compiled
-from ortrain.step import contest, marks
-from ortrain.step.contest import COLD_STEPS, WARM_UP
-from ortrain.step.runner import Runner
+from ortrain.step import marks
+from ortrain.step.report import Contest
 
-BOTH = LineUp(("onnxruntime", "aten"))
-FIRST_TURN = COLD_STEPS + WARM_UP
+FIRST_TURN = 2
 
 
 class Net(nn.Module):
@@ -58,11 +53,9 @@ class Paces:
 def paces(monkeypatch: pytest.MonkeyPatch) -> Paces:
     paces = Paces()
     monkeypatch.setattr(marks, "clock", paces)
-    monkeypatch.setattr(engines, "line_up", lambda known, graph, cost: BOTH)
     for name, kind, run in (
         ("onnxruntime", Compiled, "run_values"),
         ("aten", AtenCompiled, "run_values"),
-        ("eager", Runner, "_in_pytorch"),
         ("eager", Machine, "_in_pytorch"),
     ):
         monkeypatch.setattr(kind, run, paces.taking(name, getattr(kind, run)))
@@ -88,17 +81,13 @@ def trained(
     return model
 
 
-def found(model: ORTModule) -> contest.Contest:
+def found(model: ORTModule) -> Contest:
     assert model.report.contest is not None
     return model.report.contest
 
 
-@pytest.mark.parametrize(
-    "winner", [pytest.param("onnxruntime", marks=pytest.mark.old_front_end), "aten"]
-)
-def test_an_engine_that_has_won_runs_once_a_graph_pays(
-    paces: Paces, tmp_path: Path, winner: str
-) -> None:
+def test_an_engine_that_has_won_runs_once_a_graph_pays(paces: Paces, tmp_path: Path) -> None:
+    winner = "aten"
     paces.seconds |= {"eager": 0.3, winner: 0.1}
     first = trained(tmp_path)
     assert found(first).engine == winner
@@ -224,23 +213,3 @@ def test_files_that_are_asked_for_are_written_whatever_has_won(
     shown = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path))
     trained(tmp_path / "cache", debug=shown)
     assert [*tmp_path.glob("net*.onnx")]
-
-
-@pytest.mark.old_front_end
-def test_a_rival_that_a_short_run_had_not_met_is_met_by_a_long_one(
-    paces: Paces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line_up = LineUp(("aten",), ("onnxruntime",))
-    monkeypatch.setattr(engines, "line_up", lambda known, graph, cost: line_up)
-    paces.seconds["onnxruntime"] = 0.1
-    with monkeypatch.context() as short:
-        short.setattr(contest.Race, "_rivals_pay", lambda _: False)
-        assert found(trained(tmp_path)).rivals == ("onnxruntime",)
-        assert found(trained(tmp_path)).rivals == ("onnxruntime",)
-    later = found(trained(tmp_path))
-    assert later.engine == "onnxruntime"
-    assert not later.recalled
-    last = found(trained(tmp_path))
-    assert last.recalled
-    assert last.engine == "onnxruntime"
-    assert replace(last, recalled=False, cost=later.cost) == later

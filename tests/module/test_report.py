@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
-from ortrain.errors import OrtrainWarning
-from ortrain.step.states import RESTLESS_STATES
 
 # PyTorch without gradients, the graph with them.
 APART = Options(engine="onnxruntime", fallback="raise", inference="torch")
@@ -51,28 +48,3 @@ def test_calls_before_the_first_training_are_told_apart_from_then_on() -> None:
     inference = model.report.inference
     assert inference is not None
     assert (inference.mode, inference.graph_calls) == ("graph", 2)
-
-
-@pytest.mark.old_front_end
-def test_a_module_given_up_in_evaluation_is_so_in_training() -> None:
-    class Scaled(nn.Linear):
-        scale = ""
-
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return super().forward(input) * len(self.scale)
-
-    module = Scaled(4, 2)
-    model = ORTModule(module, options=Options(engine="onnxruntime"))
-    call(model, grad=True)
-
-    def evaluate() -> None:
-        for number in range(RESTLESS_STATES + 1):
-            module.scale = str(number)
-            call(model, grad=False)
-
-    with pytest.warns(OrtrainWarning, match="changes at nearly every call"):
-        evaluate()
-    for report in (model.report, model.report.inference):
-        assert report is not None
-        assert report.mode == "eager"
-        assert "scale was" in report.reason

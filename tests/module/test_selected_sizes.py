@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
 from ortrain.errors import CaptureError, OrtrainWarning
+from ortrain.frontend.export import export
 from tests.module.selecting import GRAPHS, Function
 
 MASKS = ("110110", "111111", "100000", "000000", "011010", "000001", "111000", "010010")
@@ -84,16 +84,6 @@ def test_a_question_on_which_sizes_do_not_agree_stands_between_graphs(engine: An
     assert model.report.graph_calls == 3
 
 
-@pytest.mark.old_front_end
-def test_a_function_with_such_a_question_stays_pytorchs() -> None:
-    eager = Selects(_more_than_five)
-    model = ORTModule(copy.deepcopy(eager), options=Options(engine="aten"))
-    _agrees(model, eager)
-    (kept,) = model.report.kept
-    assert kept.site.name == "_more_than_five()"
-    assert "test_selected_sizes.py" in kept.site.where
-
-
 @pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
 def test_nothing_is_right_for_a_mask_that_only_copies(engine: Any) -> None:
     """Splines copy what lies outside of an interval, mostly nothing, and compute the rest."""
@@ -143,10 +133,10 @@ def test_what_may_be_given_nothing_by_a_number_is_eagers() -> None:
 def test_a_program_whose_checks_nobody_looks_at_takes_nothing_for_granted() -> None:
     x, mask = torch.randn(6, 3, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
     with pytest.raises(CaptureError, match="a dimension is squeezed whose size values decide"):
-        capture(Selects(GRAPHS["squeeze"]), (x, mask))
+        export(Selects(GRAPHS["squeeze"]), (x, mask))
     with pytest.raises(CaptureError, match="sizes of the inputs alone do not tell"):
-        capture(Selects(GRAPHS["two masks"]), (x, mask))
-    program = capture(Selects(GRAPHS["tiled"]), (x, mask)).program
+        export(Selects(GRAPHS["two masks"]), (x, mask))
+    program = export(Selects(GRAPHS["tiled"]), (x, mask)).program
     assert "Or" not in program.operators()
 
 

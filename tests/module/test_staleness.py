@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
-from ortrain.capture.trace import exporter
 from ortrain.config import Engine
-from ortrain.errors import CaptureError, OrtrainWarning
+from ortrain.errors import OrtrainWarning
 from tests.breadth import crossed
 from tests.module.agreement import GRAPH, Outcome, assert_agree, in_double
 
@@ -347,14 +345,6 @@ def test_a_hook_runs_in_graphs_until_it_is_removed(trio: Trio, kind: str) -> Non
     assert trio.graph.report.graph_calls == 3
 
 
-@pytest.mark.old_front_end
-def test_a_hook_inside_raises_where_no_fallback_is_allowed(trio: Trio) -> None:
-    trio.check()
-    trio.graph.adapter.register_forward_hook(_output_plus_one)
-    with pytest.raises(CaptureError, match="adapter: has a forward hook"):
-        trio.graph(IDS)
-
-
 def test_autocast_around_the_call_gives_eagers_result() -> None:
     trio = Trio(Options(engine="onnxruntime"))
     trio.check()
@@ -520,19 +510,6 @@ def test_a_module_changed_before_every_call_has_its_number_as_an_input() -> None
     assert model.report.captures == 2
 
 
-@pytest.mark.old_front_end
-def test_a_module_changed_before_every_call_raises_where_no_fallback_is_allowed() -> None:
-    model = ORTModule(_Scheduled(), options=GRAPH)
-
-    def train() -> None:
-        for number in range(30):
-            model.temperature = [1.0 + number]
-            model(torch.ones(2, 4))
-
-    with pytest.raises(CaptureError, match="changes at nearly every call"):
-        train()
-
-
 class _Scheduled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -567,21 +544,6 @@ def test_a_setting_that_the_first_call_fills_in_is_part_of_the_state() -> None:
         model(torch.ones(2, 4), torch.ones(2, 4)).backward()
     assert model.config.kind == "doubled"
     assert model.report.captures == 2  # one that fills it in, and one that finds it
-
-
-def test_a_setting_that_is_filled_in_costs_no_second_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    traced = []
-    export = exporter.export
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        traced.append(args)
-        return export(*args, **kwargs)
-
-    monkeypatch.setattr(exporter, "export", counted)
-    capture(Lazy(), (torch.ones(2, 4), torch.ones(2, 4)))
-    assert len(traced) == 1
 
 
 class Scaled(nn.Module):

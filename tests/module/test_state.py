@@ -21,9 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.module_state.survey import LARGE
-from ortrain.module_state.untouched import call_aside
-from ortrain.step import capturer, runner
 from tests.breadth import crossed
 
 ENGINE = Options(engine="onnxruntime", fallback="torch")
@@ -207,7 +204,7 @@ def _numbers() -> Iterator[float]:
         lambda: Calls(lambda m, x: m.layer(x) + 0 * time.perf_counter()),
         lambda: Calls(lambda m, x: m.layer(x) * m.held[0], held=[ONE.clone().requires_grad_()]),
         lambda: Calls(lambda m, x: m.held[0](x), held=[nn.Linear(4, 4)]),
-        lambda: Calls(lambda m, x: m.layer(x) * float(m.table[0]), table=np.ones(LARGE)),
+        lambda: Calls(lambda m, x: m.layer(x) * float(m.table[0]), table=np.ones(1 << 16)),
     ],
     ids=[
         "an iterator",
@@ -466,24 +463,6 @@ def test_a_buffer_that_a_call_makes_anew_the_next_one_finds(engine: Any) -> None
     assert ran == ["graph"] * 3
 
 
-@pytest.mark.old_front_end
-def test_a_call_that_makes_a_mask_is_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the capture has found of it, the error tells the runner."""
-    asked, plain = [], capturer.settled
-
-    def settled(*args: Any) -> bool:
-        asked.append(args)
-        return plain(*args)
-
-    monkeypatch.setattr(capturer, "settled", settled)
-    monkeypatch.setattr(runner, "settled", settled)
-    parts = nn.Sequential(nn.Linear(4, 4), Masked(), nn.Linear(4, 4))
-    model = ORTModule(parts, options=Options(engine="aten", fallback="raise"))
-    for _ in range(2):
-        model(torch.randn(3, 4)).sum().backward()
-    assert (len(asked), model.report.captures, model.report.eager_calls) == (1, 1, 1)
-
-
 @pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")
 @pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
 @pytest.mark.parametrize("lengths", [(3, 3, 3, 3), (3, 5, 3, 6)])
@@ -556,34 +535,6 @@ class Restless(nn.Module):
         np.random.rand()  # noqa: NPY002
         x = self.norm(self.layer(x)) + torch.rand(4)
         return x * (self.config.calls + self.table)
-
-
-def test_a_call_aside_leaves_everything_as_it_was() -> None:
-    module = Restless()
-
-    def state() -> str:
-        return repr(
-            (
-                Restless.total,
-                module.config,
-                sorted(module.__dict__),
-                module.table.tolist(),
-                module.array.tolist(),
-                module.draws.getstate(),
-                module.generator.get_state().tolist(),
-                {name: buffer.tolist() for name, buffer in module.named_buffers()},
-                torch.get_rng_state().tolist(),
-                np.random.get_state()[2],  # noqa: NPY002
-            )
-        )
-
-    before = state()
-    one = call_aside(module, (torch.ones(2, 4),), {})
-    assert state() == before
-    other = call_aside(module, (torch.ones(2, 4),), {})
-    assert torch.equal(one, other)
-    module(torch.ones(2, 4))
-    assert state() != before
 
 
 @pytest.mark.filterwarnings("default:of the forward")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ortrain import DebugOptions, Options, ORTModule
 from ortrain.errors import OrtrainWarning
-from ortrain.step import compiler, tokens
+from ortrain.frontend import graph
+from ortrain.step import tokens
 from ortrain.step.report import Dense, Report, Saving, alone
 from tests.token_cases import LENGTH, LENGTHS, WORDS, Batch, batch
 
@@ -290,7 +291,7 @@ def test_a_module_without_labels_or_mask_says_so(
 def test_switched_off_nothing_more_is_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compiler, "TokenCounts", None)  # which would raise where it is made
+    monkeypatch.setattr(graph, "TokenCounts", None)  # which would raise where it is made
     run(wrapped(Tagger(), skip_padding=False), tagged("some"))
     assert not capsys.readouterr().err
 

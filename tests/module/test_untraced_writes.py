@@ -1,7 +1,6 @@
 """Tensors that a module holds beside parameters and buffers are read as they are at each call.
 
-Writes through ``tensor.data`` or NumPy count no version. Of small tensors a guard compares the
-contents; large ones are inputs of the graph. Here all are large.
+Writes through ``tensor.data`` or NumPy count no version.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
-from ortrain.module_state import survey
+from ortrain.frontend.export import export
 from ortrain.program import Role
 from tests.breadth import crossed
 
@@ -128,11 +126,6 @@ PLACES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "LARGE_TENSOR", 0)
-
-
 def trained(model: nn.Module, held: Tensor, write: Callable[[Tensor, int], None]) -> list[Tensor]:
     """What five steps give, with a write after each."""
     found = []
@@ -212,29 +205,6 @@ def test_rotations_that_a_module_holds_are_read_at_each_call(form: str, engine: 
     assert wrapped.report.graph_calls == 4
 
 
-def test_small_views_that_conjugate_or_negate_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "LARGE_TENSOR", 1 << 20)
-
-    class Conjugates(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.conjugate = torch.tensor([1 + 2j, 3 - 1j]).conj()
-            self.negative = torch.tensor([1 + 2j, 3 - 1j]).conj().imag
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = torch.view_as_complex(self.linear(x).view(-1, 2, 2)) * self.conjugate
-            return torch.view_as_real(y).flatten(1) + self.negative.sum()
-
-    module = Conjugates()
-    wrapped, x = ORTModule(module, options=Options(engine="aten")), torch.randn(3, 4)
-    for _ in range(3):
-        torch.testing.assert_close(wrapped(x), module(x))
-        module.conjugate.data.mul_(2)
-        module.negative.data.add_(1)
-    assert wrapped.report.graph_calls == 3
-
-
 def test_what_a_call_makes_is_a_constant_of_any_size() -> None:
     class Ramp(nn.Module):
         def __init__(self) -> None:
@@ -269,6 +239,5 @@ def test_programs_that_differ_in_such_contents_alone_are_one_in_the_cache(tmp_pa
 def test_the_program_of_a_file_keeps_them_as_constants() -> None:
 
     module = Held("product", "an attribute")
-    captured = capture(module, (torch.randn(ROWS, SIZE),))
-    assert not captured.held
-    assert not captured.program.inputs(Role.BUFFER)
+    exported = export(module, (torch.randn(ROWS, SIZE),))
+    assert not exported.program.inputs(Role.BUFFER)

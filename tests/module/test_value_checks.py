@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import ORTModule
-from ortrain.capture.export import capture
-from ortrain.capture.fx import checks
-from ortrain.capture.trace.value_checks import passes
-from ortrain.program import Program, Role, checks_of
 from tests.module.agreement import GRAPH, SAME
 from tests.module.checked import CHECKED, plain
 
@@ -68,31 +63,6 @@ def test_a_first_call_that_raises_is_eagers_and_the_next_is_a_graph() -> None:
     assert model.report.mode == "graph"
 
 
-def test_an_answer_that_is_not_the_tests_own_is_unknown() -> None:
-    import sys
-
-    found: list[bool | None] = []
-
-    class Asked:
-        def __bool__(self) -> bool:
-            found.append(passes(sys._getframe(1)))
-            return False
-
-    value = Asked()
-    if any([value]):
-        raise ValueError
-    if 1 if value else 0:
-        raise ValueError
-    kept = not value
-    assert kept
-    while value:
-        raise ValueError
-    assert found == [None, None, None, None]
-    if value:
-        raise ValueError
-    assert found[-1] is False
-
-
 class Branching(nn.Module):
     """A module with a branch on each of its inputs' values, a line for each, in a file."""
 
@@ -106,29 +76,3 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x, self.function(x, self.weight * 1))
-
-
-@pytest.mark.old_front_end
-def test_a_call_that_goes_another_way_is_told_at_which_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "_BITS", 4)
-    eager = Branching(6, tmp_path)
-    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
-    for taken in ([], [0], [], [1, 2], [], [0, 3], [], [4], [], [2, 4, 5], []):
-        x = -torch.ones(6)
-        x[taken] = 1
-        assert model(x) == eager(x)
-        lines = sorted({min(i, 3) + 2 for i in taken})  # the last bit is that of all the others
-        where = re.findall(r"another way at branching\.py:(\d+)", model.report.reason)
-        assert [int(line) for line in where] == lines, model.report
-
-
-def test_the_checks_of_a_program_are_in_its_file(tmp_path: Path) -> None:
-    program = capture(Branching(3, tmp_path), (-torch.ones(3),), branches=True).program
-    program.save(tmp_path / "program.onnx")
-    (value,) = Program.load(tmp_path / "program.onnx").outputs(Role.CHECK)
-    for line, check in enumerate(checks_of(value), 2):
-        assert Path(__file__).name in check.where
-        assert f"another way at branching.py:{line}, " in check.because
-    assert len(checks_of(value)) == 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ortrain.capture.export import capture
 from ortrain.errors import OrtrainError
+from ortrain.frontend.export import export
 from ortrain.passes.tokens import packed
 from tests.breadth import crossed
 from tests.generated_tokens import WORDS, Generated
@@ -30,13 +30,13 @@ def test_what_is_left_out_changes_nothing(seed: int) -> None:
     torch.manual_seed(seed)
     module = Generated(seed).train()
     try:
-        captured = capture(module, (), given(LENGTHS["some"], left=False))
+        exported = export(module, (), given(LENGTHS["some"], left=False))
     except OrtrainError as error:
         pytest.skip(f"no graph: {error.what}")
-    found = packed(captured.program, "all")
+    found = packed(exported.program, "all")
     if found is None:
         return  # all is read: the table has many of those
-    dense, frugal = Trained(module, captured.program), Trained(module, found.program)
+    dense, frugal = Trained(module, exported.program), Trained(module, found.program)
     for lengths in LENGTHS.values():
         for left in (False, True):
             of = given(lengths, left)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.graph import shapes
 from ortrain.passes import linear_loss
 from ortrain.passes.linear_loss import in_blocks, rows_of
@@ -94,10 +94,10 @@ def batch() -> dict[str, Tensor]:
     return {"ids": ids, "labels": labels}
 
 
-def captured(module: nn.Module, **options: Any) -> Program:
+def exported(module: nn.Module, **options: Any) -> Program:
     torch.manual_seed(0)
     with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", False)):
-        return capture(module, (), batch()).program
+        return export(module, (), batch()).program
 
 
 def of_classes(program: Program) -> list[str | None]:
@@ -114,7 +114,7 @@ def of_classes(program: Program) -> list[str | None]:
 
 
 def check(module: nn.Module, shown: Any, autocast: bool = False, rtol: float = 2e-5) -> None:
-    program = captured(module, autocast=autocast)
+    program = exported(module, autocast=autocast)
     found = in_blocks(program, shown)
     assert found is not None
     made, hidden = found
@@ -171,7 +171,7 @@ def test_logits_that_nobody_reads_are_zeros_of_their_shape(
         return loss(logits, y), logits
 
     check(Words(head), "loss")
-    program = captured(Words(head))
+    program = exported(Words(head))
     assert in_blocks(program, "all") is None
     made, hidden = in_blocks(program, "loss") or (program, ())
     assert hidden == (1,)
@@ -188,7 +188,7 @@ def test_a_frozen_weight_has_no_gradient_that_is_made() -> None:
     module = Words(lambda m, x, y: flat(m.output(x), y))
     for parameter in module.output.parameters():
         parameter.requires_grad_(False)
-    made, _ = in_blocks(captured(module), "all") or (None, ())
+    made, _ = in_blocks(exported(module), "all") or (None, ())
     assert made is not None
     trained = Trained(module, made)
     (node,) = [n for n in trained.step.plan.programs[0].graph if n.op_type == "LinearCrossEntropy"]
@@ -227,42 +227,42 @@ OTHERS: dict[str, Callable[[Words, Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_read_elsewhere_or_is_another_loss_stays(name: str) -> None:
-    program = captured(Words(OTHERS[name]))
+    program = exported(Words(OTHERS[name]))
     before = program.text()
     assert in_blocks(program, "all") is None
     assert program.text() == before
 
 
 def test_logits_in_the_first_place_are_no_loss() -> None:
-    assert in_blocks(captured(Words(OTHERS["the logits first"])), "loss") is None
+    assert in_blocks(exported(Words(OTHERS["the logits first"])), "loss") is None
 
 
 def test_small_vocabularies_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_loss, "CLASSES", CLASSES + 1)
-    assert in_blocks(captured(Words(lambda m, x, y: flat(m.output(x), y)))) is None
+    assert in_blocks(exported(Words(lambda m, x, y: flat(m.output(x), y)))) is None
 
 
 def test_checkpointed_regions_stay() -> None:
     module = Checkpointed(lambda m, x, y: flat(m.output(x), y))
-    assert in_blocks(captured(module)) is None
+    assert in_blocks(exported(module)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_logits_in_16_bits_stay(dtype: torch.dtype) -> None:
     module = Words(lambda m, x, y: flat(m.output(x), y)).to(dtype)
-    assert in_blocks(captured(module)) is None
+    assert in_blocks(exported(module)) is None
 
 
 def test_products_in_float16_stay_whose_gradients_may_vanish() -> None:
     module = Words(lambda m, x, y: flat(m.output(x).float(), y))
-    assert in_blocks(captured(module.to(torch.float16))) is None
-    assert in_blocks(captured(module.to(torch.bfloat16))) is not None
+    assert in_blocks(exported(module.to(torch.float16))) is None
+    assert in_blocks(exported(module.to(torch.bfloat16))) is not None
 
 
 def test_a_block_has_as_many_rows_as_its_bytes_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for classes in (8192, 30522, 50257, 151936):
-        program = captured(Words(lambda m, x, y: flat(m.output(x), y), classes))
+        program = exported(Words(lambda m, x, y: flat(m.output(x), y), classes))
         made, _ = in_blocks(program) or (program, ())
         (node,) = [n for n in made.graph if n.op_type == "LinearCrossEntropy"]
         given = node.attributes["rows"].as_int()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.graph.cost import Multiplications
 from ortrain.passes.tokens import demands, leaves_out, obstacles
 from ortrain.program import Program, Role
@@ -83,7 +83,7 @@ READING: dict[str, tuple[Use, str, str]] = {
 
 def taken(between: Use, behind: Use) -> Program:
     torch.manual_seed(0)
-    return capture(Words(between, behind), (), batch(LENGTHS["some"])).program
+    return export(Words(between, behind), (), batch(LENGTHS["some"])).program
 
 
 SIZES = (ROWS, LENGTH)
@@ -155,7 +155,7 @@ def test_each_product_is_for_some_words_or_behind_an_obstacle(name: str) -> None
     """Of each model, as a case has it read, and with its outputs shown."""
     case = CASES[name]
     torch.manual_seed(0)
-    program = capture(case.make().train(), (), case.given(batch(LENGTHS["some"]))).program
+    program = export(case.make().train(), (), case.given(batch(LENGTHS["some"]))).program
     before = program.text()
     every = {d: LENGTH for v in program.inputs(Role.USER_INPUT) for d in _symbols(v)}
     for shown in (case.shown, "all"):

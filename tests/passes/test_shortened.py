@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.autodiff.held import bytes_of
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.passes.tokens import Packed, demands, packed
 from ortrain.passes.tokens.shortened import shortened
 from ortrain.program import Program, Role
@@ -27,7 +27,7 @@ SAMPLE = ["bert", "bert spelled out", "t5", "t5 spelled out", "left-padded gpt2"
 
 def of(case: Case, given: Batch) -> tuple[Program, Packed]:
     torch.manual_seed(0)
-    program = capture(case.make().train(), (), given).program
+    program = export(case.make().train(), (), given).program
     found = packed(program, case.shown)
     assert found is not None
     return program, found
@@ -75,7 +75,7 @@ def test_what_a_softmax_divides_by_is_of_all_keys_that_it_sees(name: str) -> Non
 
     torch.manual_seed(0)
     module, given = Weighed().train(), batch(LENGTHS["one row of one, none full"])
-    program = capture(module, (), given).program
+    program = export(module, (), given).program
     found = packed(program)
     assert found is not None
     longest = max(LENGTHS["one row of one, none full"])
@@ -126,7 +126,7 @@ def test_a_query_that_loses_all_but_the_end_of_its_row_makes_no_number_other(shu
     given["bias"] = bias
     torch.manual_seed(0)
     module = Attention().train()
-    program = capture(module, (), given).program
+    program = export(module, (), given).program
     found = packed(program)
     assert found is not None
     assert counted(program, found, given) == rows
@@ -159,7 +159,7 @@ def test_what_somebody_reads_of_the_scores_keeps_them_whole() -> None:
             weights = (query @ key.transpose(1, 2) + shut[:, None, :]).softmax(-1)
             return (weights @ value)[:, 0].square().sum(), weights
 
-    program = capture(Shown(), (), batch(LENGTHS["some"])).program
+    program = export(Shown(), (), batch(LENGTHS["some"])).program
     assert not list(shortened(program.graph, demands(program)))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain.capture.export import Captured, capture
+from ortrain.frontend.export import Exported, export
 from ortrain.passes.tokens import demands, packed
 from ortrain.passes.tokens.kept import Keys
 from tests.breadth import crossed, sampled
@@ -14,12 +14,12 @@ from tests.spelled_cases import OPEN, PRODUCTS, READ, Spelled, Spelling, drawn
 from tests.token_cases import LENGTHS, Batch, Trained, batch
 
 
-def captured(module: nn.Module, given: Batch | None = None) -> Captured:
+def exported(module: nn.Module, given: Batch | None = None) -> Exported:
     """In which weights are large, so that scores tell keys apart."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
-    return capture(module, (), given or batch(LENGTHS["some"]))
+    return export(module, (), given or batch(LENGTHS["some"]))
 
 
 def batches(empty: bool) -> list[Batch]:
@@ -28,7 +28,7 @@ def batches(empty: bool) -> list[Batch]:
     return [batch(each, left) for each in lengths for left in (False, True)]
 
 
-def same(module: nn.Module, found: Captured, given: list[Batch]) -> None:
+def same(module: nn.Module, found: Exported, given: list[Batch]) -> None:
     """Losses and gradients are those of the whole program, with the same dropout.
 
     Where those are numbers: NaN at a token that nobody reads, times zero, is left out with it.
@@ -50,7 +50,7 @@ def same(module: nn.Module, found: Captured, given: list[Batch]) -> None:
             torch.testing.assert_close(mine, wholes, rtol=1e-4, atol=2e-6 * largest, msg=name)
 
 
-def keys_of(found: Captured) -> set[Keys]:
+def keys_of(found: Exported) -> set[Keys]:
     """Those by which something is left out."""
     plans = demands(found.program).plans
     return {each for _, kept in plans.values() for each in kept if isinstance(each, Keys)}
@@ -104,7 +104,7 @@ def test_keys_that_masks_shut_out_are_left_out_and_no_others(names: tuple[str, .
     """All queries are read: those that are shut out from every key, too."""
     torch.manual_seed(0)
     module = Spelled(Spelling((names, names), read="all")).train()
-    found = captured(module)
+    found = exported(module)
     assert bool(keys_of(found)) == SHUTS[names]
     infinite = any("-inf" in name for name in names) or names == ("logarithm",)
     given = batches(empty=not infinite)
@@ -122,7 +122,7 @@ def test_products_of_every_form_are_the_same_as_whole(read: str, product: str) -
     torch.manual_seed(0)
     names = ("added causal lowest", "added padding lowest")
     module = Spelled(Spelling((names,), product, dropout=0.2, read=read)).train()
-    found = captured(module)
+    found = exported(module)
     assert keys_of(found)
     same(module, found, batches(empty=True)[::3])
 
@@ -135,14 +135,14 @@ LOTS = [*map(str, range(60)), "1114"]
 def test_masks_by_lot_change_no_number(number: str) -> None:
     torch.manual_seed(0)
     module = Spelled(drawn(int(number))).train()
-    same(module, captured(module), batches(empty=True)[::2])
+    same(module, exported(module), batches(empty=True)[::2])
 
 
 def test_layers_under_one_mask_have_one_set_of_keys() -> None:
     """By which queries that are lost are not counted, where nobody reads them."""
     torch.manual_seed(0)
     names = ("filled both sides lowest",)
-    found = captured(Spelled(Spelling((names,) * 4)))
+    found = exported(Spelled(Spelling((names,) * 4)))
     keys = keys_of(found)
     assert len(keys) == 1
     ours = packed(found.program)
@@ -175,7 +175,7 @@ class Shown(nn.Module):
 def test_scores_and_weights_that_others_read_are_whole(what: str) -> None:
     torch.manual_seed(0)
     module = Shown(what).train()
-    found = captured(module)
+    found = exported(module)
     ours = packed(found.program)
     assert ours is not None
     assert not ours.partial
@@ -206,7 +206,7 @@ class Fused(nn.Module):
 def test_queries_that_see_no_key_find_nothing(name: str) -> None:
     torch.manual_seed(0)
     module = Fused(name).train()
-    same(module, captured(module), batches(empty=True))
+    same(module, exported(module), batches(empty=True))
 
 
 class Crossed(nn.Module):
@@ -239,6 +239,6 @@ def test_queries_of_one_length_see_keys_of_another() -> None:
         other["other_mask"] = other["other_mask"][:, :7] if left else other["other_mask"][:, -7:]
         return {**batch(LENGTHS["some"], left), **other}
 
-    found = captured(module, given(False))
+    found = exported(module, given(False))
     assert keys_of(found)
     same(module, found, [given(False), given(True)])

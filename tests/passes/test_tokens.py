@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain.capture.export import Captured, capture
+from ortrain.frontend.export import Exported, export
 from ortrain.graph.cost import Multiplications
 from ortrain.passes.tokens import Packed, packed, places
 from ortrain.program import Program, Role
@@ -22,11 +22,11 @@ from tests.token_cases import CASES, LENGTH, LENGTHS, ROWS, SAMPLE, Case, Traine
 
 @dataclass
 class Taken:
-    """One capture, and its program without the tokens that nobody reads."""
+    """One export, and its program without the tokens that nobody reads."""
 
     case: Case
     module: nn.Module
-    captured: Captured
+    exported: Exported
     packed: Packed
     engine: str
     steps: dict[int, Trained] = field(default_factory=dict)
@@ -53,15 +53,15 @@ def taken(request: pytest.FixtureRequest) -> Taken:
     case = CASES[name]
     torch.manual_seed(0)
     module = case.make().train()
-    captured = capture(module, (), case.given(batch(LENGTHS["some"], case.left)))
-    found = packed(captured.program, case.shown)
+    exported = export(module, (), case.given(batch(LENGTHS["some"], case.left)))
+    found = packed(exported.program, case.shown)
     assert found is not None
-    return Taken(case, module, captured, found, engine)
+    return Taken(case, module, exported, found, engine)
 
 
 def agrees(taken: Taken, found: Packed, given: dict[str, Tensor]) -> None:
     """Its step is that of the whole batch, but for zeros at the tokens of an output left out."""
-    whole, wholes = taken.step(taken.captured.program)(given)
+    whole, wholes = taken.step(taken.exported.program)(given)
     ours, gradients = taken.step(found.program)(given)
     torch.testing.assert_close(ours[0], whole[0], rtol=1e-5, atol=0.0)
     largest = max(float(g.abs().max()) for g in wholes.values())
@@ -94,7 +94,7 @@ def rounded(taken: Taken) -> Packed:
     """The program of batches that are large."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(places, "LARGE", 0)
-        found = packed(taken.captured.program, taken.case.shown)
+        found = packed(taken.exported.program, taken.case.shown)
     assert found is not None
     return found
 
@@ -105,7 +105,7 @@ def test_numbers_of_tokens_are_rounded_and_nothing_changes(
     taken: Taken, rounded: Packed, lengths: str
 ) -> None:
     given = taken.case.given(batch(LENGTHS[lengths], taken.case.left))
-    read, more = (_numbers(each, taken.captured.program, given) for each in (taken.packed, rounded))
+    read, more = (_numbers(each, taken.exported.program, given) for each in (taken.packed, rounded))
     agrees(taken, rounded, given)
     if taken.case.shown == "tokens":
         assert more == read
@@ -121,7 +121,7 @@ def test_numbers_of_tokens_are_rounded_and_nothing_changes(
 @pytest.mark.parametrize("taken", on_engines(["mean of words"]), indirect=True)
 def test_no_padding_of_rows_without_tokens_is_computed(taken: Taken, rounded: Packed) -> None:
     given = taken.case.given(batch((3, 0, 5, 0)))
-    numbers = _numbers(rounded, taken.captured.program, given)
+    numbers = _numbers(rounded, taken.exported.program, given)
     counted = [numbers[symbol] for symbol in rounded.symbols[: len(rounded.sets)]]
     assert max(counted) == 10  # of two rows of five positions
 
@@ -134,7 +134,7 @@ def _numbers(found: Packed, whole: Program, given: dict[str, Tensor]) -> dict[st
 
 def test_only_what_is_read_is_computed(taken: Taken) -> None:
     """Products are for as many tokens as the mask, the labels or the position leave."""
-    program, found = taken.captured.program, taken.packed
+    program, found = taken.exported.program, taken.packed
     whole = Multiplications(program.graph)
     sizes = {d: LENGTH for v in program.inputs(Role.USER_INPUT) for d in _symbols(v)}
     half = dict.fromkeys(found.symbols, LENGTH * LENGTH // 2)

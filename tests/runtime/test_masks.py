@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ortrain.autodiff import differentiate
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.graph.build import Builder
 from ortrain.ops import DOMAIN, expand
 from ortrain.ops.base import attributes_of
@@ -62,7 +62,7 @@ def run(
 def test_masks_are_the_same_bits_on_both_engines_and_in_both_directions(name: str) -> None:
     case = MODELS[name]
     module = case.build(dropout=0.3)
-    program = with_masks(rewrite(capture(module, (), case.batch()).program, "forward"))
+    program = with_masks(rewrite(export(module, (), case.batch()).program, "forward"))
     state = dict(module.named_parameters(remove_duplicate=False))
     state |= dict(module.named_buffers(remove_duplicate=False))
     gradients = {v.name: np.ones((), np.float32) for v in program.inputs(Role.OUTPUT_GRADIENT)}

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ortrain import Options, ORTModule
 from ortrain.capture.onnx.registry import Registry
 from ortrain.config import Engine
-from ortrain.step.eligibility import EMPTY
+from ortrain.frontend.graph import EMPTY
 from tests.sweep.agreement import Step, difference, in_another_precision, step
 from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 

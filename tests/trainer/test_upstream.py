@@ -26,7 +26,6 @@ from transformers import (
 
 from ortrain import (
     ORTModule,
-    OrtrainWarning,
     ORTSeq2SeqTrainer,
     ORTSeq2SeqTrainingArguments,
     ORTTrainer,
@@ -270,36 +269,6 @@ def assert_same_bits(plain: Run, ours: Run, *, calls: int) -> None:
 
 
 # --- precision ----------------------------------------------------------------------------------
-
-
-@pytest.mark.old_front_end
-def test_bf16_is_trainers_to_the_bit_in_training_evaluation_and_prediction(tmp_path: Path) -> None:
-    with pytest.warns(OrtrainWarning, match="autocast"):
-        plain, ours = both(tmp_path, bert, texts(), ort={"ort_fallback": "torch"}, bf16=True)
-    assert_same_bits(plain, ours, calls=6)
-    expected = plain.trainer.predict(texts(10))
-    np.testing.assert_array_equal(ours.trainer.predict(texts(10)).predictions, expected.predictions)
-
-
-@pytest.mark.old_front_end
-def test_bf16_trains_as_trainer_to_the_bit_between_evaluations_as_a_graph(tmp_path: Path) -> None:
-    rows = texts(20)
-
-    def losses(kind: type, args: Any) -> tuple[float, list[float]]:
-        trainer = kind(bert(), args, collate, rows, eval_dataset=rows)
-        before = trainer.evaluate()["eval_loss"]
-        trained = trainer.train().training_loss
-        return trained, [before, trainer.evaluate()["eval_loss"]]
-
-    settings = {"bf16": True, "learning_rate": 1e-2}
-    trained, expected = losses(
-        Trainer, arguments(tmp_path / "plain", TrainingArguments, **settings)
-    )
-    settings |= {"ort_fallback": "torch", "inference_with_ort": True}
-    with pytest.warns(OrtrainWarning, match="autocast"):
-        found, evaluated = losses(ORTTrainer, arguments(tmp_path / "ours", **settings))
-    assert found == trained
-    assert evaluated == pytest.approx(expected, rel=1e-3)
 
 
 def test_fp16_without_a_gpu_is_the_fp32_that_it_is_for_trainer(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Clean-up of a traced FX graph, before it is translated.
 
 :func:`clean` leaves a graph without regions, without in-place operators and without mixed dtypes.
-Each pass works on the graph in place; a node that it makes carries ``meta`` as an exported one
-does: ``val`` (the fake tensor that tells dtype and symbolic shape), the module path and the stack.
+Each pass works on the graph in place; a node that it makes carries ``meta`` as a traced one does:
+``val`` (the fake tensor that tells dtype and symbolic shape), the module path and the stack.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from ortrain.capture.fx.decompose import Covered, decompose, missing
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.experts import recognise_experts
 from ortrain.capture.fx.functional import functionalise
-from ortrain.capture.fx.mapped import inline_maps
 from ortrain.capture.fx.narrow import kernels_in_float32, norms_in_float32
 from ortrain.capture.fx.pieces import open_pieces_as_slices, written_pieces_as_views
 from ortrain.capture.fx.preconditions import assert_preconditions
 from ortrain.capture.fx.promote import promote
-from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.scalars import scalars_as_vectors
 from ortrain.capture.fx.selected import (
     assert_dimensions_to_squeeze,
@@ -41,14 +39,15 @@ from ortrain.capture.fx.selected import (
 )
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.squeezed import select_symbols_of_one
-from ortrain.capture.fx.statistics import explicit_statistics, without_needless_barriers
+from ortrain.capture.fx.statistics import (
+    explicit_statistics,
+    may_update_statistics,
+    without_needless_barriers,
+)
 from ortrain.capture.fx.strided import strided_as_rows
-from ortrain.capture.trace.keeping import keeper
-from ortrain.capture.trace.known_results import results_found_once
-from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.traced import Traced
 from ortrain.program import Check
-from ortrain.pytorch.autocast import Autocast, without_autocast
+from ortrain.pytorch.autocast import without_autocast
 
 __all__ = ["Cleaned", "clean", "missing"]
 
@@ -68,23 +67,21 @@ class Cleaned:
     checks: list[Check]
 
 
-def clean(traced: Traced, covered: Covered, checked: bool, autocast: Autocast = ()) -> Cleaned:
+def clean(traced: Traced, covered: Covered, checked: bool) -> Cleaned:
     """Runs all passes on a program's graph.
 
     Args:
         traced: its graph is changed in place.
         covered: tells whether a call has a translation.
         checked: whether a call for which a check fails goes to the module.
-        autocast: around the call.
     """
-    with without_autocast(), results_found_once(), sizes_computed_once():
-        return _clean(traced, covered, checked, autocast)
+    with without_autocast():
+        return _clean(traced, covered, checked)
 
 
-def _clean(traced: Traced, covered: Covered, checked: bool, autocast: Autocast) -> Cleaned:
+def _clean(traced: Traced, covered: Covered, checked: bool) -> Cleaned:
     module = traced.module
-    inline_maps(module, autocast)
-    inline_regions(module, autocast)
+    module.graph.eliminate_dead_code(lambda n: n.is_impure() or may_update_statistics(n))
     explicit_casts(module)
     refuse_mixed_products(module)
     refuse_rounded_gradients(module)
@@ -108,8 +105,7 @@ def _clean(traced: Traced, covered: Covered, checked: bool, autocast: Autocast) 
     user: Any = output.args[0]
     output.args = ((*user, *updated.values()),)
     without_needless_barriers(module)
-    keep = keeper()
-    complex_as_pairs(traced, keep)
+    complex_as_pairs(traced)
     refuse_complex(module)
     scalars_as_vectors(module)
     open_pieces_as_slices(module)

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.fx.decompose import decompose_call
 from ortrain.capture.fx.regions import AUTOCAST
 from ortrain.capture.fx.splice import from_same_place, new_node
 from ortrain.capture.origin import captured_error, operator_name
+from ortrain.pytorch import pytree
 from ortrain.pytorch.autocast import Autocast, autocast_as, without_autocast
+from ortrain.pytorch.modes import TorchDispatchMode
+from ortrain.pytorch.operators import OpOverload, has_kernel, is_mutable, schema_of
+from ortrain.pytorch.tracing import FakeTensorMode, enable_python_dispatcher, fake_mode_of
 
 aten = torch.ops.aten
 
@@ -41,7 +40,7 @@ def explicit_casts(module: fx.GraphModule) -> None:
     known: dict[Any, Any] = {}
     for node in list(module.graph.nodes):
         autocast = node.meta.pop(AUTOCAST, ())
-        if autocast and isinstance(node.target, torch._ops.OpOverload):
+        if autocast and isinstance(node.target, OpOverload):
             _make_explicit(module, node, autocast, known)
 
 
@@ -78,8 +77,7 @@ def _is_listed(target: Any, autocast: Autocast) -> bool:
 
 @functools.cache
 def _has_kernel(target: Any, key: str) -> bool:
-    has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(target.name(), key)
+    return has_kernel(target, key)
 
 
 def _holds_others(node: fx.Node, autocast: Autocast) -> bool:
@@ -97,7 +95,7 @@ def _may_hold_others(node: fx.Node) -> bool:
     unknown = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*target.tags}
     return (
         not unknown
-        and not target._schema.is_mutable
+        and not is_mutable(target)
         and _has_kernel(target, "CompositeImplicitAutograd")
         and any(_floats(n) for n in node.all_input_nodes)
     )
@@ -183,7 +181,7 @@ def _of_the_example(node: fx.Node) -> tuple[FakeTensorMode, dict[fx.Node, Any]]:
         with mode, without_autocast():
             return mode, pytree.tree_map(_sized, values)
     except _NoHint:
-        traced: Any = torch._guards.detect_fake_mode([*values.values()])
+        traced: Any = fake_mode_of([*values.values()])
         return traced, values
 
 
@@ -233,7 +231,7 @@ def _cast(node: fx.Node, dtypes: list[torch.dtype | None]) -> None:
             continue
         with node.graph.inserting_before(node):
             cast = new_node(node.graph, aten.to.dtype, (source, dtype), source)
-        mode: Any = torch._guards.detect_fake_mode([value])
+        mode: Any = fake_mode_of([value])
         with mode, without_autocast():
             cast.meta["val"] = value.to(dtype)
         from_same_place(cast, node)
@@ -274,7 +272,7 @@ def _found(
     casts, dtype = _casts(node, autocast), None
     _cast(node, casts)
     if _dtypes(_run(node, ())[1]) != wanted:
-        if any(a.name == "dtype" for a in target._schema.arguments):
+        if any(a.name == "dtype" for a in schema_of(target).arguments):
             dtype = wanted[0]
             node.kwargs = {**node.kwargs, "dtype": dtype}
         elif target.name() in _NORMS:

@@ -23,6 +23,7 @@ from ortrain.capture.origin import (
 from ortrain.capture.traced import Traced
 from ortrain.errors import CaptureError, listing
 from ortrain.program import Check
+from ortrain.pytorch.operators import OpOverload, is_mutable, schema_of
 
 aten = torch.ops.aten
 
@@ -50,7 +51,7 @@ def _has_effect(node: fx.Node) -> bool:
         return True
     if node.target in _VALUES or may_update_statistics(node):
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and is_mutable(node.target)
 
 
 def violations(module: fx.GraphModule) -> tuple[fx.Node | None, list[Check]]:
@@ -182,8 +183,8 @@ def complex_error(node: fx.Node) -> CaptureError:
 
 
 def _is_complex(node: fx.Node) -> bool:
-    if isinstance(node.target, torch._ops.OpOverload):
-        name = node.target._schema.name.removeprefix("aten::")
+    if isinstance(node.target, OpOverload):
+        name = schema_of(node.target).name.removeprefix("aten::")
         if name.startswith("fft_") and not name.endswith(("shift", "freq")):
             return True  # within, where its result is not
     values = node.meta.get("val")

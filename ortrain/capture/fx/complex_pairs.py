@@ -1,14 +1,12 @@
 """Complex tensors become real ones with an axis more: of real and imaginary parts.
 
 A graph computes with real numbers. What makes a complex tensor of a pair, or a pair of it, is a
-copy then, and a product is written out. Every other operator stays PyTorch's, between two views of
-its memory (``view_as_complex``, ``view_as_real``), through which autograd takes its gradient. ::
+copy then, and a product is written out::
 
-    z = stft(x); y = abs(z)  →  p = kept[stft](x); y = kept[abs](p)        p: float[..., 2]
     z = view_as_complex(x) * w; y = view_as_real(z)  →  products and sums of halves of x and w
 
-Complex parameters and outputs of a graph are refused as before, and inputs that nobody gives as
-pairs (:func:`given_as_pairs`); constants are not.
+Other operators are refused, as are complex parameters and outputs of a graph, and inputs that
+nobody gives as pairs (:func:`given_as_pairs`); constants are not.
 """
 
 from __future__ import annotations
@@ -20,15 +18,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.checks import complex_error
-from ortrain.capture.fx.kept import keep_call
 from ortrain.capture.fx.splice import from_same_place, substitute
 from ortrain.capture.origin import captured_error, operator_name
-from ortrain.capture.trace.aside import aside
-from ortrain.capture.trace.keeping import Keeper
 from ortrain.capture.traced import Traced
+from ortrain.pytorch import pytree
+from ortrain.pytorch.operators import OpOverload
+from ortrain.pytorch.tracing import fake_mode_of
 
 aten = torch.ops.aten
 
@@ -43,56 +40,34 @@ _ALONG: dict[Any, tuple[int, tuple[int, ...]]] = {
 _COPIES = {aten.view_as_complex.default, aten.view_as_real.default}
 _ALIKE = {aten.detach.default, aten.clone.default, aten.alias.default}
 _PAIR = "ortrain_pair"
-_BECAUSE = "a graph computes with real numbers"
 
 
 def given_as_pairs(node: fx.Node) -> bool:
     """Has an input stand for pairs of real numbers; False where no fake tensor says what it is."""
     value: Any = node.meta["val"]
-    mode: Any = torch._guards.detect_fake_mode([value])
+    mode: Any = fake_mode_of([value])
     if mode is None:
         return False
-    with aside(), mode:
+    with mode:
         node.meta["val"] = as_real(value)
     node.meta[_PAIR] = True
     return True
 
 
-def complex_as_pairs(traced: Traced, keeper: Keeper | None) -> None:
+def complex_as_pairs(traced: Traced) -> None:
     """Puts pairs of real numbers in the place of complex numbers, as far as they can be.
 
     Args:
         traced: its graph is changed in place; nothing in it writes to a tensor.
-        keeper: notes the operators that stay PyTorch's; None where none may.
 
     Raises:
-        CaptureError: an operator on complex tensors may not stay PyTorch's.
+        CaptureError: there is no form of an operator on pairs.
     """
     graph = traced.graph
     if not any(_is_complex(node) for node in graph.nodes):
         return
-    _Pairs(traced, keeper).run()
+    _Pairs(traced).run()
     graph.eliminate_dead_code()
-
-
-class _OnPairs:
-    """An operator that is given pairs where it takes complex tensors, and gives pairs.
-
-    Args:
-        target: the operator.
-        pairs: of the leaves of its arguments, those that are pairs.
-    """
-
-    def __init__(self, target: Any, pairs: frozenset[int]) -> None:
-        self.target, self.pairs = target, pairs
-        self.__name__ = operator_name(target)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        for i in self.pairs:
-            leaves[i] = torch.view_as_complex(leaves[i].contiguous())
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return pytree.tree_map_only(torch.Tensor, as_real, self.target(*args, **kwargs))
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,9 +78,8 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Pairs:
-    def __init__(self, traced: Traced, keeper: Keeper | None) -> None:
-        self.traced, self.keeper = traced, keeper
-        self.graph = traced.graph
+    def __init__(self, traced: Traced) -> None:
+        self.traced, self.graph = traced, traced.graph
         # Nodes that stand for complex tensors by now, each with the name of what made it.
         self.pairs: dict[fx.Node, str] = {}
 
@@ -123,7 +97,7 @@ class _Pairs:
                 raise captured_error(
                     node,
                     f"{self.pairs[node]} is complex",
-                    because=_BECAUSE,
+                    because="a graph computes with real numbers",
                     help="return the real and the imaginary part (torch.view_as_real), or leave "
                     "this to eager",
                 )
@@ -168,8 +142,8 @@ class _Pairs:
             self._replace(node, new)
         elif node.target is aten.mul.Tensor and all(isinstance(a, fx.Node) for a in node.args):
             self._product(node)
-        elif isinstance(node.target, torch._ops.OpOverload):
-            self._keep(node)
+        elif isinstance(node.target, OpOverload):
+            raise complex_error(node)
 
     def _zeros(self, node: fx.Node) -> None:
         size: Any = node.args[0]
@@ -177,7 +151,7 @@ class _Pairs:
             new = self.graph.call_function(aten.zeros.default, ([*size, 2],), dict(node.kwargs))
         value: Any = node.meta["val"]
         new.kwargs = {**new.kwargs, "dtype": value.real.dtype}
-        with aside(), torch._guards.detect_fake_mode([value]) or contextlib.nullcontext():
+        with fake_mode_of([value]) or contextlib.nullcontext():
             new.meta["val"] = as_real(value)
         from_same_place(new, node)
         self._replace(node, new)
@@ -190,9 +164,8 @@ class _Pairs:
             args[place] %= source.meta["val"].dim() - 1
         target: Any = node.target
         if node.kwargs:
-            self._keep(node)
-        else:
-            self._replace(node, self._emit(node, target, *args))
+            raise complex_error(node)
+        self._replace(node, self._emit(node, target, *args))
 
     def _product(self, node: fx.Node) -> None:
         one: Any
@@ -219,8 +192,8 @@ class _Pairs:
         with self.graph.inserting_before(node):
             new = self.graph.call_function(target, args, kwargs)
         values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
-        mode: Any = torch._guards.detect_fake_mode(pytree.tree_leaves(values))
-        with aside(), mode:
+        mode: Any = fake_mode_of(pytree.tree_leaves(values))
+        with mode:
             new.meta["val"] = target(*values, **kwargs)
         from_same_place(new, node)
         return new
@@ -231,30 +204,6 @@ class _Pairs:
         name = node.name
         substitute(node, new)
         new.name = name
-
-    def _keep(self, node: fx.Node) -> None:
-        """The operator on pairs, as a call that stays PyTorch's.
-
-        Raises:
-            CaptureError: no call may stay.
-        """
-        if self.keeper is None or not self.keeper.operators:
-            raise complex_error(node)
-        target, value = node.target, node.meta["val"]
-        leaves = pytree.tree_leaves((node.args, node.kwargs))
-        pairs = frozenset(
-            i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node) and leaf in self.pairs
-        )
-        mode: Any = torch._guards.detect_fake_mode(pytree.tree_leaves(value))
-        with aside(), mode:
-            known = pytree.tree_map_only(torch.Tensor, as_real, value)
-        node.target = _OnPairs(target, pairs)
-        name = operator_name(target)
-        made = keep_call(self.graph, node, self.keeper, _BECAUSE, name, known)
-        values = pytree.tree_leaves(value)
-        self.pairs.update(
-            (part, name) for part, each in zip(made, values, strict=True) if each.is_complex()
-        )
 
 
 def _is_cast(node: fx.Node) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.fx.checks import remove_checks
@@ -19,6 +17,14 @@ from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.onnx.translations.base import symbolic
 from ortrain.capture.origin import captured_error, located, operator_name, own_reason
 from ortrain.errors import CaptureError
+from ortrain.pytorch.operators import (
+    OpOverload,
+    decomposition_of,
+    is_composite,
+    is_mutable,
+    schema_of,
+)
+from ortrain.pytorch.tracing import enable_python_dispatcher, fake_mode_of
 
 Covered = Callable[[fx.Node], bool]
 
@@ -41,17 +47,6 @@ def missing(module: fx.GraphModule, covered: Covered) -> list[fx.Node]:
     return [n for n in calls if n.target is not operator.getitem and not covered(n)]
 
 
-@functools.cache
-def _core() -> Any:
-    """PyTorch's table for exports, of which each is made out of all operators there are: 0.16 s."""
-    return torch.export.default_decompositions()
-
-
-def _decomposition(target: Any) -> Callable[..., Any] | None:
-    core = _core()
-    return core[target] if target in core else torch._decomp.decomposition_table.get(target)
-
-
 def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | None = None) -> bool:
     """Replaces one call by what PyTorch composes it of; whether it could.
 
@@ -62,14 +57,14 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
             nothing to compose of: autograd knows no derivative of them, as it does of the call.
     """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or is_mutable(target):
         return False
     if "stream" in node.kwargs:  # what it draws would be numbered anew
         return False
-    if target._schema.name.endswith("_backward"):  # what it does not depend on gets zeros
+    if schema_of(target).name.endswith("_backward"):  # what it does not depend on gets zeros
         return False
-    composed = target._can_decompose()
-    rule = None if composed else _decomposition(target)
+    composed = is_composite(target)
+    rule = None if composed else decomposition_of(target)
     if not composed and rule is None:
         return False
     tensors = list(node.all_input_nodes)
@@ -83,7 +78,7 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
         # Named tuples of torch's own would be calls of their classes in the graph.
         return tuple(result) if isinstance(result, tuple | list) else result
 
-    mode = torch._guards.detect_fake_mode(values)
+    mode = fake_mode_of(values)
     fixed = count_of_fixed_sizes(mode)
     try:
         with mode if mode is not None else torch.no_grad(), enable_python_dispatcher():
@@ -116,7 +111,7 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
 
 
 def _is_primitive(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "prims"
+    return isinstance(node.target, OpOverload) and node.target.namespace == "prims"
 
 
 def count_of_fixed_sizes(mode: Any) -> int:

@@ -9,6 +9,7 @@ from torch import fx
 
 from ortrain.capture.fx.splice import arguments_of
 from ortrain.capture.origin import captured_error
+from ortrain.pytorch.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -32,7 +33,7 @@ def number_draws(module: fx.GraphModule) -> None:
             continue
         _refuse_generator(node)
         kwargs = {**node.kwargs, "stream": count}
-        if any(argument.name == "dtype" for argument in node.target._schema.arguments):
+        if any(argument.name == "dtype" for argument in schema_of(node.target).arguments):
             kwargs["dtype"] = kwargs.get("dtype") or node.meta["val"].dtype
         node.kwargs = kwargs
         count += draws
@@ -41,12 +42,9 @@ def number_draws(module: fx.GraphModule) -> None:
 def draws_of(node: fx.Node) -> int:
     """How many times PyTorch draws a tensor of random numbers where it executes a node."""
     target = node.target
-    if not (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    ):
+    if not (isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags):
         return 0
-    name = target._schema.name.removeprefix("aten::")
+    name = schema_of(target).name.removeprefix("aten::")
     given = arguments_of(node)
     if name in _NONE:
         return 0

@@ -10,14 +10,14 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec
 
-from ortrain.capture.fx.handed_on import call_of, hand_on
 from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
 from ortrain.capture.fx.regions import without_gradient
 from ortrain.capture.fx.splice import arguments_of
-from ortrain.capture.fx.written import is_written_by_call
 from ortrain.capture.origin import captured_error, operator_name
 from ortrain.capture.traced import Traced
 from ortrain.errors import CaptureError
+from ortrain.pytorch.operators import OpOverload, is_mutable, overload_of, schema_of
+from ortrain.pytorch.tracing import fake_mode_of
 
 aten = torch.ops.aten
 
@@ -83,7 +83,6 @@ class _Functional:
         self.connected: dict[fx.Node, bool] = {}  # whether a node may have a gradient
         self.order = {node: i for i, node in enumerate(self.graph.nodes)}
         self.other_names: set[fx.Node] = set()
-        self.arguments: set[fx.Node] = set()  # that calls which stay PyTorch's write to
 
     def one_name_each(self) -> None:
         """Reads a buffer that is registered under several names by the first of them alone."""
@@ -100,22 +99,15 @@ class _Functional:
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
-            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            if isinstance(node.target, OpOverload) and is_mutable(node.target):
                 self.in_place(node)
-            elif (call := call_of(node)) is not None:
-                hand_on(node, call, self.buffers(), self._connected)
-        return self.buffers()
-
-    def buffers(self) -> dict[str, fx.Node]:
-        """The buffers that were written to until now, each with its value."""
-        buffers = {k: v for k, v in self.current.items() if k not in self.arguments}
-        return {str(self.inputs[k.name].target): v for k, v in buffers.items()}
+        return {str(self.inputs[k.name].target): v for k, v in self.current.items()}
 
     # -- in-place operators ------------------------------------------------------------------
 
     def in_place(self, node: fx.Node) -> None:
         target: Any = node.target
-        name = target._schema.name.removeprefix("aten::")
+        name = schema_of(target).name.removeprefix("aten::")
         out = node.kwargs.get("out")
         if target.namespace != "aten" or not (name.endswith("_") or isinstance(out, fx.Node)):
             raise captured_error(node, f"{operator_name(target)} cannot be captured")
@@ -171,7 +163,7 @@ class _Functional:
 
     def _filled_diagonal(self, matrix: fx.Node, number: Any) -> fx.Node:
         """What stands on a matrix's diagonal once it is filled."""
-        mode = torch._guards.detect_fake_mode([matrix.meta["val"]])
+        mode = fake_mode_of([matrix.meta["val"]])
         assert mode is not None
         node = self.graph.call_function(aten.diagonal.default, (matrix,))
         with mode:
@@ -197,12 +189,12 @@ class _Functional:
     def returned(self, node: fx.Node) -> fx.Node:
         """The node that returns what an operator with ``out=`` puts there."""
         original: Any = node.target
-        taken = [argument.name for argument in original._schema.arguments]
+        taken = [argument.name for argument in schema_of(original).arguments]
         overloads = (
             getattr(original.overloadpacket, name) for name in original.overloadpacket.overloads()
         )
         plain = next(
-            (o for o in overloads if [a.name for a in o._schema.arguments] == taken[:-1]), None
+            (o for o in overloads if [a.name for a in schema_of(o).arguments] == taken[:-1]), None
         )
         written: Any = node.kwargs["out"]
         args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
@@ -213,7 +205,7 @@ class _Functional:
             or any(isinstance(v, fx.Node) for v in kwargs.values())
         ):
             raise captured_error(node, f"{operator_name(original)} cannot be captured")
-        mode = torch._guards.detect_fake_mode(args)
+        mode = fake_mode_of(args)
         assert mode is not None
         new = self.graph.call_function(plain, node.args, kwargs)
         with mode:
@@ -240,7 +232,7 @@ class _Functional:
         if without_gradient(node) and self._connected(written):
             raise self._past_autograd(node)
         target: Any = node.target
-        functional = getattr(getattr(aten, name[:-1]), target._overloadname)
+        functional = getattr(getattr(aten, name[:-1]), overload_of(target))
         with self.graph.inserting_before(node):
             new = self.graph.call_function(functional, node.args, dict(node.kwargs))
         new.meta = dict(node.meta)
@@ -374,8 +366,8 @@ class _Functional:
             for user in left.pop().users:
                 if user is at:
                     continue
-                mutable = getattr(getattr(user.target, "_schema", None), "is_mutable", False)
-                if user.op != "call_function" or mutable or call_of(user) is not None:
+                mutable = is_mutable(user.target)
+                if user.op != "call_function" or mutable:
                     return True
                 if user not in seen and self._connected(user):
                     seen.add(user)
@@ -439,9 +431,6 @@ class _Functional:
             return
         spec = self.inputs.get(base.name)
         if spec is not None and spec.kind is InputKind.BUFFER:
-            return
-        if is_written_by_call(at, base):
-            self.arguments.add(base)
             return
         kind = "a parameter" if spec and spec.kind is InputKind.PARAMETER else "an argument"
         raise captured_error(
@@ -508,12 +497,12 @@ def _not_in_place(original: Any, name: str) -> Any:
     ``pow.Scalar`` a number and a tensor.
     """
     packet = getattr(aten, name[:-1], None)
-    wanted = [str(a.type) for a in original._schema.arguments]
+    wanted = [str(a.type) for a in schema_of(original).arguments]
     names = [] if packet is None else packet.overloads()
-    for overload in sorted(names, key=lambda n: n != original._overloadname):
+    for overload in sorted(names, key=lambda n: n != overload_of(original)):
         found = getattr(packet, overload)
-        taken = found._schema.arguments
-        if found._schema.is_mutable or [str(a.type) for a in taken[: len(wanted)]] != wanted:
+        taken = schema_of(found).arguments
+        if is_mutable(found) or [str(a.type) for a in taken[: len(wanted)]] != wanted:
             continue
         if all(a.has_default_value() for a in taken[len(wanted) :]):
             return found
@@ -585,7 +574,7 @@ def _is_computed(node: fx.Node) -> bool:
 
 def _is_blank(node: fx.Node) -> bool:
     """Whether a tensor was made of a size alone, be it that of another."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
-    name = node.target._schema.name.removeprefix("aten::")
+    name = schema_of(node.target).name.removeprefix("aten::")
     return name.endswith("_like") or name.startswith("new_") or not node.all_input_nodes

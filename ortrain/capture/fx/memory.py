@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ortrain.pytorch import kernels
 from ortrain.pytorch.transforms import unwrapped
 
 # Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.
@@ -19,7 +20,7 @@ def memory(node: fx.Node) -> int | None:
 
 def memory_of(tensor: torch.Tensor) -> int:
     """What tells whether two tensors show the same memory, fake ones among them."""
-    return unwrapped(tensor).untyped_storage()._cdata
+    return kernels.memory_of(unwrapped(tensor))
 
 
 def layout(node: fx.Node) -> tuple[str, ...]:

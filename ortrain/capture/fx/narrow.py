@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ortrain.capture.fx.splice import Emitter, arguments_of
+from ortrain.pytorch.tracing import fake_mode_of
 
 aten = torch.ops.aten
 
@@ -78,7 +79,7 @@ def _in_float32(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _in_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    mode: Any = torch._guards.detect_fake_mode([value])
+    mode: Any = fake_mode_of([value])
     with mode:
         return value.to(dtype)
 

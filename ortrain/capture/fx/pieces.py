@@ -12,6 +12,7 @@ from torch import fx
 
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.splice import arguments_of, from_same_place
+from ortrain.pytorch.operators import OpOverload, is_mutable
 
 aten = torch.ops.aten
 
@@ -36,12 +37,9 @@ def written_pieces_as_views(module: fx.GraphModule) -> None:
     Each is a view then, of a tensor that its node names.
     """
     graph = module.graph
-    calls = [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    calls = [n for n in graph.nodes if isinstance(n.target, OpOverload)]
     written = {
-        memory(given)
-        for node in calls
-        if node.target._schema.is_mutable
-        for given in node.all_input_nodes
+        memory(given) for node in calls if is_mutable(node.target) for given in node.all_input_nodes
     }
     for node in calls:
         if not node.args or not isinstance(node.meta.get("val"), list | tuple):

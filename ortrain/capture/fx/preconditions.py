@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.experts import reaches_experts
 from ortrain.capture.fx.splice import Emitter, arguments_of
 from ortrain.capture.onnx.translations.base import INT64_MAX
+from ortrain.pytorch import pytree
 
 aten = torch.ops.aten
 

@@ -8,6 +8,8 @@ import torch
 from torch import fx
 
 from ortrain.capture.fx.splice import from_same_place, new_node
+from ortrain.pytorch.operators import OpOverload, schema_of
+from ortrain.pytorch.tracing import fake_mode_of
 
 aten = torch.ops.aten
 
@@ -38,12 +40,12 @@ def promote(module: fx.GraphModule) -> None:
     """Makes torch's implicit casts explicit, from the dtypes that the export recorded."""
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         result = node.meta.get("val")
         if node.target.namespace != "aten" or not isinstance(result, torch.Tensor):
             continue
-        name = node.target._schema.name.removeprefix("aten::")
+        name = schema_of(node.target).name.removeprefix("aten::")
         tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         if name in _INDEXING:
             listed: Any = node.args[1]
@@ -98,7 +100,7 @@ def _cast(tensors: list[fx.Node], dtype: torch.dtype, node: fx.Node) -> None:
 def _bools_as_numbers(node: fx.Node) -> None:
     """``x + True`` adds 1: no operator of ONNX adds a bool to a number."""
     schema: Any = node.target
-    for i, parameter in enumerate(schema._schema.arguments):
+    for i, parameter in enumerate(schema_of(schema).arguments):
         if str(parameter.type) not in ("number", "Optional[number]", "Tensor"):
             continue
         given, named = (node.args[i] if i < len(node.args) else None), parameter.name
@@ -120,7 +122,7 @@ def _number(value: Any) -> Any:
 
 
 def _in_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    mode = torch._guards.detect_fake_mode([value])
+    mode = fake_mode_of([value])
     if mode is None:
         return value.to(dtype)
     with mode:

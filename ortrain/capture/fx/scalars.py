@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from ortrain.capture.fx.splice import from_same_place
+from ortrain.pytorch.operators import OpOverload, schema_of
+from ortrain.pytorch.tracing import fake_mode_of
 
 aten = torch.ops.aten
 
@@ -28,9 +30,9 @@ def scalars_as_vectors(module: fx.GraphModule) -> None:
     """
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
-        names = [argument.name for argument in node.target._schema.arguments]
+        names = [argument.name for argument in schema_of(node.target).arguments]
         if node.target.namespace != "aten" or not names or not _DIMENSIONS.intersection(names):
             continue
         if not (node.args and _is_scalar(node.args[0])):
@@ -81,7 +83,7 @@ def _evaluated(node: fx.Node) -> Any:
     """What a node would hold in the trace."""
     args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
-    mode = torch._guards.detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
+    mode = fake_mode_of([n.meta["val"] for n in node.all_input_nodes])
     with mode if mode is not None else contextlib.nullcontext(), torch.no_grad():
         target: Any = node.target
         return target(*args, **kwargs)

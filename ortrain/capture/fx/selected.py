@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ortrain.capture.fx.splice import Emitter, arguments_of
 from ortrain.capture.origin import BESIDE, captured_error, operator_name
+from ortrain.pytorch.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -109,7 +110,7 @@ def select_something(module: fx.GraphModule) -> None:
     know what to do with none stays as it is: the experts of a layer in a loop, or
     ``y[outside] = x[outside]``, which is of nothing in most calls.
     """
-    nodes = [n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    nodes = [n for n in module.graph.nodes if isinstance(n.target, OpOverload)]
     reached = [n for n in nodes if any(map(_selected, (n, *n.all_input_nodes)))]
     others = [n for n in reached if not _computes_of_nothing(n)]
     if not others:
@@ -202,7 +203,7 @@ def _computes_of_nothing(node: fx.Node) -> bool:
     target: Any = node.target
     if target is aten.matmul.default:  # of matrices
         return all(given.meta["val"].ndim > 1 for given in node.all_input_nodes)
-    asks = target._schema.name.startswith("aten::sym_")
+    asks = schema_of(target).name.startswith("aten::sym_")
     return asks or target.overloadpacket in _OF_NOTHING or torch.Tag.pointwise in target.tags
 
 

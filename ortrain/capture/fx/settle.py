@@ -12,7 +12,8 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
+
+from ortrain.pytorch.modes import FakeTensor
 
 
 def settle(module: fx.GraphModule) -> None:

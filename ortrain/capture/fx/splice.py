@@ -5,8 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch import fx
+
+from ortrain.pytorch.operators import schema_of
+from ortrain.pytorch.tracing import fake_mode_of
 
 # In the meta of what comes from a ``no_grad`` region.
 WITHOUT_GRADIENT = "ortrain.no_grad"
@@ -29,7 +31,7 @@ def from_same_place(node: fx.Node, model: fx.Node) -> None:
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call by name, defaults included; ``self`` is its ``input``."""
-    schema: Any = node.target._schema  # type: ignore[union-attr]
+    schema: Any = schema_of(node.target)
     result = {argument.name: argument.default_value for argument in schema.arguments}
     result.update(zip(result, node.args, strict=False))
     return {("input" if k == "self" else k): v for k, v in {**result, **node.kwargs}.items()}
@@ -46,7 +48,7 @@ class Emitter:
         result = self.graph.call_function(target, args, kwargs)
         values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
         named: Any = fx.node.map_arg(kwargs, lambda n: n.meta["val"])
-        mode = torch._guards.detect_fake_mode(values) or self._mode()
+        mode = fake_mode_of(values) or self._mode()
         assert mode is not None
         with mode:
             result.meta["val"] = target(*values, **named)
@@ -56,7 +58,7 @@ class Emitter:
     def _mode(self) -> Any:
         """That of the graph, where a call has sizes only."""
         values = [node.meta.get("val") for node in self.graph.nodes]
-        return torch._guards.detect_fake_mode(values)
+        return fake_mode_of(values)
 
 
 def splice(

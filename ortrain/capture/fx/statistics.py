@@ -81,17 +81,12 @@ def without_needless_barriers(module: fx.GraphModule) -> None:
 def _is_read(node: fx.Node) -> bool:
     """Whether something reads a value that gradients flow through.
 
-    A buffer that it is written to is not that, nor a call that stays PyTorch's, which reads it as
-    one.
+    A buffer that it is written to is not that.
     """
     written = {aten.clone.default, aten.copy.default}
     return any(
-        _is_read(user) if user.target in written else not _is_an_end(user) for user in node.users
+        _is_read(user) if user.target in written else user.op != "output" for user in node.users
     )
-
-
-def _is_an_end(node: fx.Node) -> bool:
-    return node.op == "output" or node.target is torch.ops.ortrain.kept.default
 
 
 def _empty(value: torch.Tensor) -> bool:

@@ -13,17 +13,31 @@ import torch
 from torch import fx
 
 from ortrain.capture.fx.splice import Emitter, arguments_of
-from ortrain.capture.trace.windows import WINDOWS, Rows, rows_of
+from ortrain.capture.fx.windows import WINDOWS, Rows, rows_of
+from ortrain.capture.origin import IN_PYTORCH, captured_error
+from ortrain.pytorch.conditions import hold
 
 aten = torch.ops.aten
 
 
 def strided_as_rows(module: fx.GraphModule) -> None:
-    """Replaces ``as_strided`` by rows of the tensor, chosen by an index."""
+    """Replaces ``as_strided`` by rows of the tensor, chosen by an index.
+
+    Raises:
+        CaptureError: its windows are no rows of it.
+    """
     graph = module.graph
     for node in [each for each in graph.nodes if each.target in WINDOWS]:
+        rows = rows_of(node)
+        if not hold(rows.conditions, [n.meta.get("val") for n in (node, *node.all_input_nodes)]):
+            raise captured_error(
+                node,
+                "windows of memory are no rows of their tensor",
+                because="a graph has a tensor's numbers, and no memory behind or between them",
+                help=IN_PYTORCH,
+            )
         with graph.inserting_before(node):
-            result = _chosen(Emitter(graph, node), rows_of(node), **arguments_of(node))
+            result = _chosen(Emitter(graph, node), rows, **arguments_of(node))
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 

@@ -11,12 +11,10 @@ import torch
 from torch import fx
 from torch.nn.parameter import is_lazy
 
+from ortrain.capture.call import Leaf, free_name
 from ortrain.capture.onnx.translations.base import numbered
-from ortrain.capture.origin import origin
-from ortrain.capture.trace.call import Leaf, free_name
-from ortrain.capture.trace.checkpointing import checkpoint_of
+from ortrain.capture.origin import checkpoint_of, origin
 from ortrain.errors import CaptureError, listing
-from ortrain.ops.kept import is_kept
 from ortrain.program import (
     ORIGIN,
     PHASE,
@@ -88,8 +86,7 @@ def finish_nodes(model: ir.Model) -> None:
         if isinstance(source, fx.Node):
             if where := origin(source):
                 node.metadata_props[ORIGIN] = where
-            # What stays PyTorch's runs once, inside of a checkpoint, too.
-            if (region := checkpoint_of(source)) and not is_kept(node):
+            if region := checkpoint_of(source):
                 node.metadata_props[REGION] = region
         node.meta.clear()
         node.version = None

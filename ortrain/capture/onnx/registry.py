@@ -1,44 +1,61 @@
-"""PyTorch's ONNX exporter, given our translations.
+"""A graph of ATen operators as an ONNX model: by our translations, and by torchlib's.
 
-The one place that speaks to private parts of it (``tests/capture/test_exporter.py`` pins each):
-
-- ``torch.onnx._internal.exporter._registration``: ``ONNXRegistry``, ``OnnxDecompMeta``;
-- ``torch.onnx._internal.exporter._core``: ``_exported_program_to_onnx_program``,
-  ``_set_shape_type``;
-- ``torch.onnx._internal.exporter._building``: ``OpRecorder`` (its ``nodes``, ``constant_farm``).
+Each node of the graph becomes the ONNX nodes that its translation emits, one after another. Of
+torchlib, which PyTorch's exporter has, those translations are used that are known to be right
+(:mod:`ortrain.capture.onnx.torchlib`), where there is none of ours.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
-import re
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
-import onnxscript.evaluator
 import torch
 from onnx_ir.passes.common import InlinePass
+from onnx_ir.tensor_adapters import TorchTensor, from_torch_dtype
 from torch import fx
-from torch.export.graph_signature import ExportGraphSignature
-from torch.onnx._internal.exporter import _building, _core, _registration
+from torch.export.graph_signature import InputKind
 
 from ortrain.capture.onnx.torchlib import is_verified
-from ortrain.capture.trace.exact_numbers import is_made_of_sizes
-from ortrain.capture.trace.exporter import quiet
-from ortrain.capture.trace.patched import replaced
 from ortrain.capture.traced import Traced
+from ortrain.pytorch import torchlib
+from ortrain.pytorch.conditions import is_made_of_sizes
 
 Translation = Callable[..., Any]
 
 
-class Registry:
-    """Translations of ATen operators: ours first, then what is trusted of upstream's torchlib.
+class NotTranslated(Exception):
+    """A translation has failed; its cause says why.
 
-    torchlib is loaded when a graph first needs it: filling its registry takes 0.65 s, and graphs
-    of the common models get by without.
+    Attributes:
+        node: that it is of.
+    """
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(node.name)
+        self.node = node
+
+
+@dataclass
+class Emitted:
+    """What the translations of one graph share.
+
+    Attributes:
+        nodes: of the node in translation, so far.
+        constants: shared ones by what they are.
+        seed: the program's seed input; None where nothing draws.
+    """
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    constants: dict[Any, ir.Value] = field(default_factory=dict)
+    seed: ir.Value | None = None
+
+
+class Registry:
+    """Translations of ATen operators.
 
     Args:
         opset: of the standard domain.
@@ -46,125 +63,134 @@ class Registry:
     """
 
     def __init__(self, opset: int, translations: dict[Any, Translation]) -> None:
-        self.opset = opset
-        self.translations = translations
-        self.ours = _registration.ONNXRegistry()
-        self.ours._opset_version = opset
-        self._enter(self.ours)
-
-    def _enter(self, registry: _registration.ONNXRegistry) -> None:
-        for target, function in self.translations.items():
-            entry = _registration.OnnxDecompMeta(
-                onnx_function=function,
-                fx_target=target,
-                signature=None,
-                is_custom=True,
-                skip_signature_inference=True,
-            )
-            registry._register(target, entry)
-
-    @functools.cached_property
-    def everything(self) -> _registration.ONNXRegistry:
-        """Ours and torchlib's."""
-        with quiet():
-            registry = _registration.ONNXRegistry.from_torchlib(opset_version=self.opset)
-        self._enter(registry)
-        return registry
+        self.opset, self.translations = opset, translations
 
     def covers(self, call: fx.Node) -> bool:
         """Whether a call has a translation."""
-        target: Any = call.target
-        return self.ours.is_registered(target) or (
-            is_verified(call) and self.everything.is_registered(target)
-        )
+        if call.target in self.translations:
+            return True
+        return is_verified(call) and torchlib.function_of(call.target, self.opset) is not None
 
-    def translate(self, traced: Traced) -> ir.Model:
+    def translate(self, traced: Traced, shared: Emitted) -> ir.Model:
         """The ONNX model of a graph all of whose operators are covered.
 
         Parameters, buffers and constants are its initializers; updated buffers are not among its
         outputs yet. A node's ``meta["node"]`` is the FX node that it comes from.
+
+        Raises:
+            NotTranslated: a translation has failed.
         """
-        targets = {n.target for n in traced.graph.nodes if n.op == "call_function"}
-        ours = all(self.ours.is_registered(t) for t in targets - {operator.getitem})
-        registry = self.ours if ours else self.everything
-        own = _core._set_shape_type
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": self.opset}, name="main_graph")
+        model, values = ir.Model(graph, ir_version=10), dict[fx.Node, Any]()
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = _typed(ir.Value(name=node.name), node.meta["val"])
+            elif node.op == "output":
+                graph.outputs.extend(values[each] for each in node.args[0])
+            else:
+                try:
+                    values[node] = self._translated(node, values, model, shared)
+                except Exception as error:
+                    raise NotTranslated(node) from error
+        _enter(graph, traced, {node.name: value for node, value in values.items()})
+        if model.functions:
+            _inline(model, self.opset)
+        return model
 
-        def typed(value: ir.Value, known: Any, *rest: Any, **named: Any) -> None:
-            """Floats have the dtype of what holds them; the exporter says float32 of all."""
-            dtype = value.dtype
-            own(value, known, *rest, **named)
-            if is_made_of_sizes(known):
-                value.dtype = ir.DataType.DOUBLE  # as Python's are
-            elif isinstance(known, torch.SymFloat) and dtype is not None:
-                value.dtype = dtype
-
-        with quiet(), replaced(_core, "_set_shape_type", typed):
-            made = _core._exported_program_to_onnx_program(_program(traced), registry=registry)
-        return made.model
-
-
-def _program(traced: Traced) -> Any:
-    """What the exporter asks of an exported program.
-
-    Values of parameters and buffers it has none: they are inputs in the end.
-    """
-    return SimpleNamespace(
-        graph_module=traced.module,
-        graph_signature=ExportGraphSignature(traced.inputs, traced.outputs),
-        range_constraints=traced.ranges,
-        constants=traced.constants,
-        named_parameters=tuple,
-        named_buffers=tuple,
-    )
-
-
-def recorder() -> tuple[list[ir.Node], dict[Any, ir.Value]]:
-    """The nodes recorded so far for the FX node in translation, and the pool of constants."""
-    current = onnxscript.evaluator.default()
-    assert isinstance(current, _building.OpRecorder)
-    return current.nodes, current.constant_farm
+    def _translated(
+        self, node: fx.Node, values: dict[fx.Node, Any], model: ir.Model, shared: Emitted
+    ) -> Any:
+        """What a call gives; its nodes are in the model."""
+        if node.target is operator.getitem:
+            source, place = node.args
+            return values[source][place]  # type: ignore[index]
+        args = [_given(each, values) for each in node.args]
+        kwargs = {name: _given(each, values) for name, each in node.kwargs.items()}
+        if kwargs.get("dtype", -1) is None:
+            kwargs["dtype"] = -1
+        shared.nodes = []
+        if (own := self.translations.get(node.target)) is not None:
+            results = own(*args, **kwargs)
+        else:
+            function = torchlib.function_of(node.target, self.opset)
+            assert function is not None, "the operator is covered"
+            results, shared.nodes, called = torchlib.emitted(
+                function, args, kwargs, self.opset, shared.constants
+            )
+            model.functions.update({each.identifier(): each for each in called})
+        for each in shared.nodes:
+            each.meta["node"] = node
+        model.graph.extend(shared.nodes)
+        if isinstance(results, ir.Value):
+            results.name = node.name
+            return _typed(results, node.meta["val"])
+        for i, (result, known) in enumerate(zip(results, node.meta["val"], strict=False)):
+            _typed(result, known).name = f"{node.name}__{i}"
+        return results
 
 
-def make_standard(model: ir.Model, opset: int) -> None:
+def _given(argument: Any, values: dict[fx.Node, Any]) -> Any:
+    """An argument as translations take it."""
+    if isinstance(argument, fx.Node):
+        return values[argument]
+    if isinstance(argument, list | tuple):
+        return [_given(each, values) for each in argument]
+    if isinstance(argument, torch.dtype):
+        return from_torch_dtype(argument)
+    if isinstance(argument, torch.device | torch.memory_format | torch.layout):
+        return str(argument)
+    return argument
+
+
+def _typed(value: ir.Value, known: Any) -> ir.Value:
+    """Gives a value the type that the trace knows, where it has none, and its shape."""
+    if isinstance(known, torch.Tensor):
+        if value.type is None:
+            value.dtype = from_torch_dtype(known.dtype)
+        sizes: list[Any] = [*known.shape]
+        value.shape = ir.Shape([d if isinstance(d, int) else str(d.node) for d in sizes])
+        return value
+    value.shape = ir.Shape([])
+    if is_made_of_sizes(known):
+        value.dtype = ir.DataType.DOUBLE  # as Python's are
+    elif isinstance(known, bool | torch.SymBool):
+        value.dtype = ir.DataType.BOOL
+    elif isinstance(known, int | torch.SymInt):
+        value.dtype = ir.DataType.INT64
+    elif value.type is None or not isinstance(known, torch.SymFloat):
+        value.dtype = ir.DataType.FLOAT  # else that of the tensor which has held it
+    return value
+
+
+def _enter(graph: ir.Graph, traced: Traced, values: dict[str, ir.Value]) -> None:
+    """Makes inputs of what the caller gives, and initializers of the rest."""
+    for spec in traced.inputs:
+        value, name = values[spec.arg.name], spec.target or ""
+        if spec.kind is InputKind.USER_INPUT:
+            graph.inputs.append(value)
+            continue
+        value.name = name
+        if name in traced.constants:
+            value.const_value = TorchTensor(traced.constants[name], name=name)
+        graph.initializers[name] = value
+
+
+def _inline(model: ir.Model, opset: int) -> None:
     """Leaves only standard operators and ortrain's: torchlib's functions are inlined.
 
-    The exporter imports opset 18 whatever it was asked for, and its functions say 18 as well,
-    although their bodies were chosen for the registry's opset.
+    They say opset 18 whatever they were asked for, although their bodies were chosen for another.
     """
-    model.opset_imports[""] = opset
     for function in model.functions.values():
         function.opset_imports[""] = opset
-    if model.functions:
-        known = {v.name: n.meta["node"] for n in model.graph for v in n.outputs if "node" in n.meta}
-        InlinePass()(model)
-        model.functions.clear()
-        _know_their_source(model.graph, known)
-
-
-def _know_their_source(graph: ir.Graph, sources: dict[str | None, Any]) -> None:
-    """Nodes that were inlined come from the FX node whose function they were part of.
-
-    What a function computes on the way is read inside of it alone.
-    """
-    for node in reversed(graph):
+    known = {v.name: n.meta["node"] for n in model.graph for v in n.outputs if "node" in n.meta}
+    InlinePass()(model)
+    model.functions.clear()
+    for node in reversed(model.graph):
         if "node" in node.meta:
             continue
+        # What a function computes on the way is read inside of it alone.
         users = [user for value in node.outputs for user, _ in value.uses()]
-        own = next((sources[v.name] for v in node.outputs if v.name in sources), None)
+        own = next((known[v.name] for v in node.outputs if v.name in known), None)
         found = own or next((u.meta["node"] for u in users if "node" in u.meta), None)
         if found is not None:
             node.meta["node"] = found
-
-
-_NODE = re.compile(r"Error when translating node %(\S+)")
-
-
-def failed_node(error: BaseException) -> str:
-    """Name of the FX node that an error of :meth:`Registry.translate` is about."""
-    current: BaseException | None = error
-    while current is not None:
-        found = _NODE.search(str(current))
-        if found:
-            return found[1]
-        current = current.__cause__
-    return ""

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ortrain.graph.shapes import fits_float32
+from ortrain.pytorch import pytree
+from ortrain.pytorch.operators import schema_of
 
 # Overloads of aten; `tests/sweep/test_torchlib.py` compares them with the results of the sweep.
 VERIFIED = frozenset({
@@ -69,7 +70,7 @@ def _numbers(call: fx.Node) -> Iterator[Any]:
     """What a call passes, and what its operator takes where nothing is passed."""
     target: Any = call.target
     yield from pytree.tree_leaves((call.args, call.kwargs))
-    for argument in target._schema.arguments[len(call.args) :]:
+    for argument in schema_of(target).arguments[len(call.args) :]:
         if argument.name not in call.kwargs:
             yield argument.default_value
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ortrain.aside import modes_kept
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, States
 from ortrain.deploy.export import export_onnx
 from ortrain.deploy.models.samples import Sample, first_samples, sound_samples, text_samples, tokens
 from ortrain.errors import NotServed, listing
 from ortrain.module import unwrap
-from ortrain.module_state.modes import modes_kept
 
 FORMS = ("one file", "choices", "decoder", "encoder and decoder")
 _DIMENSIONS = ("batch", "sequence")

@@ -10,11 +10,11 @@ from typing import Any
 
 import onnxruntime
 import torch
-from onnxruntime.capi import _pybind_state as native
 
 from ortrain.deploy.unread import noted
 from ortrain.errors import ExecutionError, InputError, UnsupportedInput, listing
 from ortrain.kinds import shown
+from ortrain.pytorch.sessions import OrtDevice, OrtValueVector, runner_of
 from ortrain.runtime.onnxruntime.exchange import all_to_torch, to_ort
 
 CPU = "CPUExecutionProvider"
@@ -109,7 +109,7 @@ class Session:
         self.unread = noted(self._loaded.get_modelmeta().custom_metadata_map)
         self._names = [*self.inputs]
         self._fetches = [*self.outputs]
-        here = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+        here = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
         self._places = [here] * len(self._fetches)
         self._bools = [i for i, v in enumerate(self.outputs.values()) if v.dtype is torch.bool]
 
@@ -160,13 +160,11 @@ class Session:
             ) from error
 
     def _by_reference(self, feeds: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        vector, fetches = native.OrtValueVector(), native.OrtValueVector()
+        vector, fetches = OrtValueVector(), OrtValueVector()
         push = vector.push_back
         for name in self._names:
             push(to_ort(feeds[name]))
-        self._loaded._sess.run_with_ortvaluevector(
-            _RUN, self._names, vector, self._fetches, fetches, self._places
-        )
+        runner_of(self._loaded)(_RUN, self._names, vector, self._fetches, fetches, self._places)
         return all_to_torch(fetches, self._bools)
 
     def _bound(self, feeds: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.export import capture
-from ortrain.capture.onnx.lift import drop_unused_inputs
+from ortrain.aside import modes_kept
 from ortrain.errors import GraphError
-from ortrain.guards.key_value_cache import without_cache
-from ortrain.module_state.modes import modes_kept
+from ortrain.frontend.export import export
+from ortrain.key_value_cache import without_cache
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.forward import Forward
-from ortrain.passes.clean import clean
 from ortrain.program import Program, Role, set_role, target_of
 
 
@@ -31,7 +29,7 @@ def from_module(
     loss: Callable[..., torch.Tensor] | None,
     requires_grad: Collection[str] | None,
 ) -> Forward:
-    """Captures a module in training mode and in evaluation mode.
+    """Exports a module in training mode and in evaluation mode.
 
     Parts of a module in training mode that are in evaluation mode stay so: a frozen normalization.
     Decoders answer without a key-value cache.
@@ -70,10 +68,10 @@ def from_module(
     with modes_kept(module), without_cache(module):
         if not module.training:
             module.train()
-        training = _captured(whole, call, loss is not None)
+        training = _exported(whole, call, loss is not None)
         module.eval()
         with torch.no_grad():
-            evaluation = _captured(whole, call, loss is not None)
+            evaluation = _exported(whole, call, loss is not None)
     used = {v.name for p in (training, evaluation) for v in p.inputs(Role.PARAMETER, Role.BUFFER)}
     held = {**parameters, **dict(module.named_buffers())}
     tensors = {
@@ -139,12 +137,8 @@ def _target_names(loss: Callable[..., Any], count: int, taken: Collection[str]) 
     return names
 
 
-def _captured(module: nn.Module, call: dict[str, Any], with_loss: bool) -> Program:
-    program = capture(module, (), call, opset=contract.OPSET).program
-    for value in program.outputs(Role.CHECK):  # on a device there is no module that would raise
-        program.graph.outputs.remove(value)
-        clean(program)
-        drop_unused_inputs(program)
+def _exported(module: nn.Module, call: dict[str, Any], with_loss: bool) -> Program:
+    program = export(module, (), call, opset=contract.OPSET).program
     if not with_loss:
         return program
     for value in program.inputs(Role.PARAMETER, Role.BUFFER):

@@ -394,8 +394,6 @@ def _large(program: Program, learned: set[ir.Value]) -> set[ir.Value]:
             large &= ~_GIVEN
         elif _makes_large(node, name, learned):
             large |= _HUGE
-        elif name == "ortrain::Kept":  # the user's code may make a mask
-            large |= _GIVEN
         if large:
             found.update({v: large for v in node.outputs if v.dtype in (None, *shapes.FLOATING)})
     for value in program.graph.initializers.values():

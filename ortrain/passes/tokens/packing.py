@@ -20,7 +20,6 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.check import check
 from ortrain.graph.cost import Multiplications
-from ortrain.ops.kept import is_kept
 from ortrain.passes.clean import clean
 from ortrain.passes.tokens.demand import Demands, Shown, demands
 from ortrain.passes.tokens.frames import Frame, Grid
@@ -270,8 +269,6 @@ class _Writer:
             if plan.reads[0] is Read.WHOLE:
                 sizes[frame.axes[-1]] = op.Shape(own.places)
             node.replace_input_with(1, op.Concat(*sizes, axis=0))
-        elif is_kept(node):
-            node.attributes["packed"] = ir.AttrInt64("packed", 1)
         elif (node.domain, node.op_type) == ("ortrain", "Dropout"):
             behind = [d for d in dims[len(frame.axes) : -1] if isinstance(d, int)]
             index = own.places if frame.is_flat else op.Unsqueeze(own.places, [0])

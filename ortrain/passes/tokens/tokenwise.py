@@ -15,7 +15,6 @@ from enum import Enum
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.ops.kept import is_kept, labels_of
 from ortrain.passes.tokens.frames import Frame, Frames, Monomial
 
 
@@ -64,8 +63,6 @@ def carried(node: ir.Node, index: int, output: ir.Value, frame: Frame) -> Frame 
     """
     value = node.inputs[index]
     before, after = shapes.dims(value), shapes.dims(output)
-    if is_kept(node):
-        return _called(node, index, output, frame)
     rule = _RULES.get(name_of(node))
     if not before or not after or (rule is None and name_of(node) != "Reshape"):
         return None
@@ -75,22 +72,6 @@ def carried(node: ir.Node, index: int, output: ir.Value, frame: Frame) -> Frame 
     if any(a not in axes or before[axes[a]] != after[a] for a in frame.axes):
         return None
     return Frame(frame.grid, tuple(axes[a] for a in frame.axes), frame.heads)
-
-
-def _called(node: ir.Node, index: int, output: ir.Value, frame: Frame) -> Frame | None:
-    """Of a call that stays PyTorch's, what capture has found of its code."""
-    labels, value = labels_of(node), node.inputs[index]
-    if not labels or value is None:
-        return None
-    after = labels[len(node.inputs) + node.outputs.index(output)]
-    wanted = [after[a] for a in frame.axes]
-    if -1 in wanted or not {*wanted} <= {*labels[index]}:
-        return None
-    axes = tuple(labels[index].index(label) for label in wanted)
-    before, sizes = shapes.dims(value) or (), shapes.dims(output) or ()
-    if any(before[a] != sizes[b] for a, b in zip(axes, frame.axes, strict=True)):
-        return None
-    return Frame(frame.grid, axes, frame.heads)
 
 
 def _reshaped(
@@ -143,7 +124,7 @@ def plan(node: ir.Node, frames: Frames, demanded: Sequence[ir.Value]) -> Plan | 
     found = {frames.get(value) for value in demanded}
     frame = found.pop() if len(found) == 1 else None
     name = name_of(node)
-    if frame is None or (name not in _RULES and name != "Reshape" and not labels_of(node)):
+    if frame is None or (name not in _RULES and name != "Reshape"):
         return None
     if not _is_plain(node, frame):
         return None

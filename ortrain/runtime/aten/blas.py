@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from ortrain.config import user_cache
 from ortrain.cpuinfo import processor
 from ortrain.errors import SaveError
 from ortrain.files.replacing import replace_file
+from ortrain.pytorch.kernels import in_linear_pointwise
 
 Product = Callable[[], torch.Tensor]
 
@@ -35,10 +35,7 @@ MARGIN = 0.95
 # the machine can make a run slow, but none fast.
 SURE = 1.5
 
-_pointwise: Any = (
-    torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
-)
-_linear = torch._C._nn.linear
+_linear = torch.nn.functional.linear
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -78,7 +75,7 @@ def _by_onednn(
     A ``weight`` whose rows share memory, as windows that overlap, is of that kind.
     """
     try:
-        product: torch.Tensor = _pointwise(x, weight, bias, "none", [], "")
+        product: torch.Tensor = in_linear_pointwise(x, weight, bias, "none", [], "")
     except RuntimeError:
         product = _linear(x, weight, bias)
     return product
@@ -151,7 +148,7 @@ class Choice:
     def _find(
         self, key: tuple[str, int, int, int], cost: int, x: torch.Tensor, weight: torch.Tensor
     ) -> bool:
-        if cost < SMALL or _pointwise is None:
+        if cost < SMALL or in_linear_pointwise is None:
             result = False
         else:
             remembered = self._remembered()
@@ -165,7 +162,7 @@ class Choice:
         return result
 
     def _measured(self, x: torch.Tensor, weight: torch.Tensor, added: bool) -> bool:
-        assert _pointwise is not None
+        assert in_linear_pointwise is not None
         start = time.perf_counter()
         with torch.no_grad():
             if added:

@@ -15,8 +15,9 @@ import torch
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import CheckFailed, ExecutionError
 from ortrain.graph import shapes
-from ortrain.ops.kept import keys_of
 from ortrain.program import Program, Role
+from ortrain.pytorch import kernels
+from ortrain.pytorch.kernels import without_autocast_keys
 from ortrain.runtime.aten.cutting import cut
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
@@ -28,7 +29,7 @@ from ortrain.runtime.aten.lines import render
 from ortrain.runtime.aten.lowering import lower
 from ortrain.runtime.aten.memory import plan
 from ortrain.runtime.aten.modules import MODULES
-from ortrain.runtime.aten.table import find, serves
+from ortrain.runtime.aten.table import find
 from ortrain.runtime.aten.writer import Writer
 from ortrain.runtime.base import Exchange
 from ortrain.runtime.memory import Ceiling, from_the_heap, given_back
@@ -109,7 +110,7 @@ class AtenCompiled:
         """
         try:
             # The casts of autocast are in the graph.
-            with torch.no_grad(), torch._C._DisableAutocast(), self.surroundings():
+            with torch.no_grad(), without_autocast_keys(), self.surroundings():
                 if not self.reduced:
                     results: list[torch.Tensor] = self.function(values)
                 else:
@@ -198,10 +199,6 @@ class AtenExecutor:
         """What is cheap anywhere but the passes that PyTorch keeps the results of, too."""
         return is_cheap(node) and node.op_type not in _KEPT
 
-    def claims(self, node: ir.Node) -> bool:
-        """What it has kernels for."""
-        return serves(node)
-
     def lower(self, program: Program) -> Program:
         """The program in operators that PyTorch has kernels for."""
         return lower(program)
@@ -213,8 +210,7 @@ class AtenExecutor:
             ExecutionError: an operator has no kernel.
         """
         plain = self._written(program)
-        # What stays PyTorch's runs as the user wrote it, at each call.
-        if self.recorder is None or self.replays is None or keys_of(program.graph):
+        if self.recorder is None or self.replays is None:
             return plain
         return Recorded(plain, program.graph, self.recorder, self.replays)
 
@@ -232,7 +228,7 @@ class AtenExecutor:
         scope: dict[str, Any] = {
             "torch": torch,
             "aten": ATEN,
-            "nn": torch._C._nn,
+            "nn": kernels.nn,
             **MODULES,
             **({"blas": Products} if self.reduced else {}),
             "ceiling": ceiling,

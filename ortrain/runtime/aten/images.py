@@ -22,6 +22,7 @@ import torch
 from ortrain.graph import shapes
 from ortrain.graph.rounding import NARROW, WIDE
 from ortrain.graph.shapes import Dim
+from ortrain.pytorch.kernels import convolves_narrow
 
 Dims = tuple[Dim, ...] | None
 
@@ -136,10 +137,7 @@ def _gains(node: ir.Node) -> bool:
 def _is_served(dtype: ir.DataType | None) -> bool:
     """Whether oneDNN convolves a dtype here."""
     if dtype in NARROW:
-        asked = torch.ops.mkldnn
-        if dtype is ir.DataType.BFLOAT16:
-            return bool(asked._is_mkldnn_bf16_supported())
-        return bool(asked._is_mkldnn_fp16_supported())
+        return convolves_narrow(dtype is ir.DataType.BFLOAT16)
     return dtype is WIDE
 
 

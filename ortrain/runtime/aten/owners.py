@@ -7,14 +7,11 @@ once they are let go of nothing tells that they were there.
 from __future__ import annotations
 
 import sys
-from operator import methodcaller
-from typing import Any
 
 import torch
 from torch import Tensor
 
-_storage_uses = torch._C._storage_Use_Count
-_tensor_uses: Any = methodcaller("_use_count")
+from ortrain.pytorch.kernels import uses_in_cpp
 
 
 def is_alone(tensor: Tensor, *, calls: int = 1) -> bool:
@@ -44,7 +41,6 @@ def _counts(tensor: Tensor) -> tuple[int, ...]:
     storage = tensor.untyped_storage()
     return (
         sys.getrefcount(tensor),
-        _tensor_uses(tensor),
-        _storage_uses(storage._cdata),
+        *uses_in_cpp(tensor),
         sys.getrefcount(storage),
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ortrain.pytorch.kernels import flatten_rnn_weights
+
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State], State]
 Function = Callable[[Tensor], Tensor]
@@ -96,7 +98,7 @@ def _lay_out(
     """Moves the weights into the one piece of memory that cuDNN reads them from."""
     mode = ("rnn_relu", "rnn_tanh", "lstm", "gru").index(kind)
     weights[:] = [value.clone() for value in weights]  # this points them elsewhere
-    torch._cudnn_rnn_flatten_weight(
+    flatten_rnn_weights(
         weights,
         4 if biases else 2,
         x.shape[2],

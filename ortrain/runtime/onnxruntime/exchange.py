@@ -10,17 +10,17 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from onnxruntime.capi import _pybind_state as native
 
-_to_dlpack = torch._C._to_dlpack
-_from_dlpack = torch._C._from_dlpack
-_wrap = native.OrtValue.from_dlpack
+from ortrain.pytorch.kernels import from_dlpack, to_dlpack
+from ortrain.pytorch.sessions import OrtValue
+
+_wrap = OrtValue.from_dlpack
 
 
 def _takes_bool() -> bool:
     """Whether this onnxruntime takes bool as such: 1.32 does, those before it uint8 with a flag."""
     try:
-        _wrap(_to_dlpack(torch.zeros(1, dtype=torch.bool)))
+        _wrap(to_dlpack(torch.zeros(1, dtype=torch.bool)))
     except RuntimeError:
         return False
     return True
@@ -41,19 +41,19 @@ def to_ort(tensor: torch.Tensor) -> Any:
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.dtype is torch.bool and not _PLAIN_BOOL:
-        return _wrap(_to_dlpack(tensor.view(torch.uint8)), True)
-    return _wrap(_to_dlpack(tensor))
+        return _wrap(to_dlpack(tensor.view(torch.uint8)), True)
+    return _wrap(to_dlpack(tensor))
 
 
 def to_torch(value: Any, is_bool: bool = False) -> torch.Tensor:
     """A tensor over the memory of an ``OrtValue``, which it keeps alive."""
-    tensor: torch.Tensor = _from_dlpack(value.to_dlpack())
+    tensor: torch.Tensor = from_dlpack(value.to_dlpack())
     return tensor.view(torch.bool) if is_bool else tensor
 
 
 def all_to_torch(values: Any, bools: Collection[int] = ()) -> list[torch.Tensor]:
     """Tensors over the memory of a whole ``OrtValueVector``: 0.33 µs each."""
-    tensors: list[torch.Tensor] = values.to_dlpacks(_from_dlpack)
+    tensors: list[torch.Tensor] = values.to_dlpacks(from_dlpack)
     for i in bools:
         tensors[i] = tensors[i].view(torch.bool)
     return tensors
@@ -78,5 +78,5 @@ class OrtValues:
     @staticmethod
     def at(values: Any, index: int, is_bool: bool) -> torch.Tensor:
         """One value of an ``OrtValueVector``, as a tensor."""
-        tensor: torch.Tensor = _from_dlpack(values.dlpack_at(index))
+        tensor: torch.Tensor = from_dlpack(values.dlpack_at(index))
         return tensor.view(torch.bool) if is_bool else tensor

@@ -17,20 +17,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from onnxruntime.capi import _pybind_state as native
 
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
-from ortrain.ops.base import OPERATORS
-from ortrain.ops.kept import is_kept
 from ortrain.passes.fold import LIMIT
 from ortrain.program import Program, origin_of
+from ortrain.pytorch.sessions import OrtDevice, OrtValueVector, runner_of, value_of
 from ortrain.runtime.base import Exchange
 from ortrain.runtime.memory import POOLS, Ceiling
-from ortrain.runtime.onnxruntime.lowering import MICROSOFT, lower
-
-OrtValue = native.OrtValue
-OrtValueVector = native.OrtValueVector
+from ortrain.runtime.onnxruntime.lowering import lower
 
 # Lowering has decided how each product reads its operands. The other one takes an Expand away
 # whose target is nowhere larger than its input, and so one from a size of 1 to none; the passes
@@ -109,6 +104,11 @@ class Compiled:
     devices: list[object]
     source: str = ""
 
+    @functools.cached_property
+    def runner(self) -> Any:
+        """Runs the session on vectors of values."""
+        return runner_of(self.session)
+
     def run_values(self, feeds: list[Any]) -> Any:
         """Runs on values in input order; returns fresh values in output order.
 
@@ -120,9 +120,7 @@ class Compiled:
         for value in feeds:
             push(value)
         try:
-            self.session._sess.run_with_ortvaluevector(
-                _RUN, self.input_names, vector, self.output_names, fetches, self.devices
-            )
+            self.runner(_RUN, self.input_names, vector, self.output_names, fetches, self.devices)
         except Exception as error:
             because = str(error).strip().splitlines()[0]
             help = (
@@ -138,11 +136,8 @@ class Compiled:
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on numpy arrays in input order."""
-        feeds = [
-            onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))._ortvalue
-            for array in inputs
-        ]
-        return [np.array(value.numpy()) for value in self.run_values(feeds)]
+        arrays = [np.asarray(array, order="C") for array in inputs]  # which values do not hold
+        return [np.array(value.numpy()) for value in self.run_values([*map(value_of, arrays)])]
 
 
 class OnnxRuntimeExecutor:
@@ -191,12 +186,6 @@ class OnnxRuntimeExecutor:
         """What is cheap anywhere."""
         return is_cheap(node)
 
-    def claims(self, node: ir.Node) -> bool:
-        """Standard operators, and ours by their bodies."""
-        if is_kept(node):
-            return False
-        return node.domain in ("", MICROSOFT) or node.op_type in OPERATORS
-
     def lower(self, program: Program) -> Program:
         """The program in operators that onnxruntime runs fastest."""
         return lower(program)
@@ -234,7 +223,7 @@ class OnnxRuntimeExecutor:
             )
         inputs = [v.name or "" for v in program.graph.inputs]
         outputs = [v.name or "" for v in program.graph.outputs]
-        cpu = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+        cpu = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
         return Compiled(session, inputs, outputs, [cpu] * len(outputs))
 
     def _options_for(self, program: Program) -> onnxruntime.SessionOptions:

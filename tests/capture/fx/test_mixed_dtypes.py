@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from tests.breadth import crossed
 
 
@@ -32,7 +32,7 @@ def test_what_attention_casts_for_itself_is_no_cast_of_autocast(
 
     seen = torch.ones(2, 1, 5, 5).to(mask or torch.bool)
     with torch.autocast("cpu", torch.bfloat16):
-        program = capture(Attending().train(), (torch.randn(2, 5, 16), seen)).program
+        program = export(Attending().train(), (torch.randn(2, 5, 16), seen)).program
     (attention,) = (node for node in program.graph if node.op_type == "Attention")
     assert {v.dtype for v in attention.inputs[:3]} == {ir.DataType.BFLOAT16}
 

@@ -19,6 +19,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.pytorch import kernels
 from ortrain.runtime import engines
 from ortrain.runtime.aten import hash
 from ortrain.runtime.aten.graphs import recorders
@@ -292,16 +293,9 @@ class _Torch:
 
     def __init__(self, card: Card) -> None:
         self.cuda = card
-        self._C = _Internals(card)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
-
-
-class _Internals:
-    def __init__(self, card: Card) -> None:
-        self._cuda_clearCublasWorkspaces = lambda: card.calls.append("clear")
-        self._cuda_endAllocateToPool = lambda device, pool: None
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Card:
@@ -309,6 +303,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
     torch_of_card = _Torch(card)
     monkeypatch.setattr(recorders, "torch", torch_of_card)
+    monkeypatch.setattr(kernels, "clear_cublas_workspaces", lambda: card.calls.append("clear"))
+    monkeypatch.setattr(kernels, "end_allocation", lambda device, pool: None)
     recorder = CudaRecorder(CPU)
     monkeypatch.setattr(recorders, "recorder", lambda device: recorder)
     monkeypatch.setattr(engines, "records", lambda device: True)

@@ -155,8 +155,10 @@ def test_a_transposed_operand_is_copied_in_blocks(
 ):
     """The same numbers, whatever the last block has."""
     seen = []
-    pointwise = blas._pointwise
-    monkeypatch.setattr(blas, "_pointwise", lambda a, *rest: seen.append(a) or pointwise(a, *rest))
+    pointwise = blas.in_linear_pointwise
+    monkeypatch.setattr(
+        blas, "in_linear_pointwise", lambda a, *rest: seen.append(a) or pointwise(a, *rest)
+    )
     monkeypatch.setattr(blas, "SMALL", 0)
     monkeypatch.setattr(blas, "COPIED", copied)
     monkeypatch.setattr(blas, "_CHOICE", Choice(None))

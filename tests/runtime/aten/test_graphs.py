@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import Options, ORTModule
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.runtime.aten import AtenExecutor, hash
 from ortrain.runtime.aten.graphs.recorders import CudaRecorder
 from ortrain.runtime.aten.graphs.recordings import MOST, RESTED
@@ -125,7 +125,7 @@ def test_a_device_mixes_the_numbers_of_all_draws_of_a_program_at_once(
     monkeypatch.setattr("ortrain.runtime.aten.hash._TOGETHER", 1 << 14)
     dropouts = nn.Sequential(*[nn.Dropout(0.1 * i) for i in range(1, 6)])
     executor = AtenExecutor()
-    program = capture(dropouts, (torch.ones(5, 6),)).program
+    program = export(dropouts, (torch.ones(5, 6),)).program
     compiled = executor.compile(executor.lower(program))
     with Shifts() as shifts:
         compiled.run([np.ones((5, 6), np.float32), np.array(7)])
@@ -237,13 +237,13 @@ def test_a_capture_follows_a_run_aside_and_clears_workspaces(card: Card) -> None
         values.clear()
         return [x * 2]
 
-    captured = ["synchronize", "empty_cache", "clear", "begin", "runs on side", "end", "clear"]
-    around = ["side waits for main", "runs on side", "main waits for side", *captured]
+    exported = ["synchronize", "empty_cache", "clear", "begin", "runs on side", "end", "clear"]
+    around = ["side waits for main", "runs on side", "main waits for side", *exported]
     x = torch.ones(2)
     replay, (y,) = recorder.record(function, [x])
     replay()
     assert y.tolist() == [2, 2]
-    anchor = [call for call in captured if not call.startswith("runs")]
+    anchor = [call for call in exported if not call.startswith("runs")]
     assert card.calls == [*anchor, *around]
     card.calls.clear()
     recorder.record(function, [torch.ones(2)])

@@ -7,7 +7,7 @@ import pytest
 
 from ortrain.autodiff import differentiate
 from ortrain.autodiff.partition import partition
-from ortrain.capture.export import capture
+from ortrain.frontend.export import export
 from ortrain.passes import rewrite
 from ortrain.program import Role, role_of, target_of
 from ortrain.runtime.aten import AtenExecutor
@@ -48,7 +48,7 @@ def results(parts, feeds):
 def test_a_training_step_is_that_of_onnxruntime(name):
     case = MODELS[name]
     module = case.build(dropout=0.1)
-    program = rewrite(capture(module, (), case.batch()).program, "forward")
+    program = rewrite(export(module, (), case.batch()).program, "forward")
     weights = dict(module.named_parameters(remove_duplicate=False))
     weights |= dict(module.named_buffers(remove_duplicate=False))
     state = {name: tensor.detach().numpy() for name, tensor in weights.items()}
@@ -67,7 +67,7 @@ def test_a_training_step_is_that_of_onnxruntime(name):
 @pytest.mark.parametrize("name", sampled(MODELS, SAMPLE))
 def test_nothing_of_a_model_is_missing(name):
     case, executor = MODELS[name], AtenExecutor()
-    program = capture(case.build(dropout=0.1), (), case.batch()).program
+    program = export(case.build(dropout=0.1), (), case.batch()).program
     wrt = [value.name for value in program.inputs(Role.PARAMETER)]
     for keep in (None, executor.keeps):
         whole = rewrite(differentiate(program, wrt, keep=keep), "training")

@@ -12,7 +12,6 @@ from ortrain.capture.onnx.translations import (
     embedding_bag,
     experts,
     index,
-    kept,
     loss,
     new,
     nn,

@@ -191,9 +191,13 @@ def _logical_or_bitwise(logical: str, bitwise: str, *targets: Any) -> None:
         return op.node(logical if self.dtype == ir.DataType.BOOL else bitwise, (self, *other))
 
 
-_logical_or_bitwise("And", "BitwiseAnd", aten.__and__.Tensor, aten.bitwise_and.Tensor)
-_logical_or_bitwise("Or", "BitwiseOr", aten.__or__.Tensor, aten.bitwise_or.Tensor)
-_logical_or_bitwise("Xor", "BitwiseXor", aten.__xor__.Tensor, aten.bitwise_xor.Tensor)
+for _name, _packets in {
+    "And": (aten.__and__, aten.bitwise_and),
+    "Or": (aten.__or__, aten.bitwise_or),
+    "Xor": (aten.__xor__, aten.bitwise_xor),
+}.items():
+    _targets = [target for each in _packets for target in (each.Tensor, each.Scalar)]
+    _logical_or_bitwise(_name, f"Bitwise{_name}", *_targets)
 _logical_or_bitwise("Not", "BitwiseNot", aten.bitwise_not.default)
 
 

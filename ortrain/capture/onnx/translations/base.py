@@ -11,14 +11,13 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from ortrain.capture.onnx.registry import recorder
+from ortrain.capture.onnx.registry import Emitted
 from ortrain.capture.origin import BESIDE
 from ortrain.errors import CaptureError
 from ortrain.graph.build import Builder
@@ -32,25 +31,17 @@ Size = int | ir.Value
 Scalar = int | float | bool | ir.Value
 
 
-@dataclass
-class Context:
-    """What the translations of one graph share."""
-
-    seed: ir.Value | None = None
-
-
-_context: contextvars.ContextVar[Context] = contextvars.ContextVar("ortrain.capture.context")
+_emitted: contextvars.ContextVar[Emitted] = contextvars.ContextVar("ortrain.capture.emitted")
 
 
 @contextlib.contextmanager
-def translating() -> Iterator[Context]:
-    """Starts a graph: there is no seed yet."""
-    context = Context()
-    token = _context.set(context)
+def translating() -> Iterator[Emitted]:
+    """Starts a graph: nothing is emitted, and there is no seed yet."""
+    token = _emitted.set(shared := Emitted())
     try:
-        yield context
+        yield shared
     finally:
-        _context.reset(token)
+        _emitted.reset(token)
 
 
 class Translator(Builder):
@@ -64,12 +55,12 @@ class Translator(Builder):
 
     def seed(self) -> ir.Value:
         """The program's seed input; asking for it is what makes a program have one."""
-        context = _context.get()
-        if context.seed is None:
-            context.seed = ir.Value(
+        shared = _emitted.get()
+        if shared.seed is None:
+            shared.seed = ir.Value(
                 name="seed", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64)
             )
-        return context.seed
+        return shared.seed
 
     def sizes(self, sizes: Sequence[Size]) -> ir.Value:
         """Sizes, some of them symbolic, as one int64 tensor."""
@@ -112,31 +103,31 @@ def translation(*targets: Any) -> Callable[[Function], Function]:
 
 
 def recorded(function: Function, opset: int) -> Function:
-    """The form in which the exporter calls a translation."""
+    """The form in which the registry calls a translation."""
 
     @functools.wraps(function)
     def record(*args: Any, **kwargs: Any) -> Any:
-        nodes, constants = recorder()
+        shared = _emitted.get()
         for each in values_in((args, kwargs)):
             each.shape = numbered(each.shape)
-        builder = Translator(None, opset=opset, constants=constants)
+        builder = Translator(None, opset=opset, constants=shared.constants)
         with builder as op:
             result = rounding_once(op, function, args, kwargs)
             made = {id(value) for node in builder.nodes for value in node.outputs}
-            # The exporter renames results, so that an operand or a shared constant cannot be one.
+            # The registry renames results, so that an operand or a shared constant cannot be one.
             if isinstance(result, ir.Value):
                 if id(result) not in made or result.const_value is not None:
                     result = op.Identity(result)
             else:
                 result = tuple(v if id(v) in made else op.Identity(v) for v in result)
-        nodes.extend(builder.nodes)
+        shared.nodes.extend(builder.nodes)
         return result
 
     return record
 
 
 def numbered(shape: ir.Shape | None) -> ir.Shape | None:
-    """The shape with numbers as numbers: the exporter writes a size that it fixed late as "3"."""
+    """The shape with numbers as numbers: a size that was fixed late is written as "3"."""
     if shape is None or all(isinstance(dim, int) for dim in shape):
         return shape
     dims = [dim if isinstance(dim, int) else dim.value for dim in shape]
@@ -144,7 +135,7 @@ def numbered(shape: ir.Shape | None) -> ir.Shape | None:
 
 
 def dtype_or(dtype: Any, default: ir.DataType) -> ir.DataType:
-    """A dtype argument of ATen, which the exporter hands over as -1 where it is absent."""
+    """A dtype argument of ATen, which is -1 where it is absent."""
     return default if dtype is None or dtype == -1 else ir.DataType(dtype)
 
 

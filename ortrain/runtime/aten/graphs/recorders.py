@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ortrain.pytorch import kernels
 from ortrain.runtime.aten.graphs.watch import Watch
 from ortrain.uncollected import uncollected
 
@@ -189,7 +190,7 @@ class CudaRecorder:
         self._kept.append(graph)
         self._place = None
         with suppress(Exception):  # it may have come so far
-            torch._C._cuda_endAllocateToPool(self.device.index, place.pool)
+            kernels.end_allocation(self.device.index, place.pool)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
@@ -204,12 +205,11 @@ def _own_workspaces() -> Iterator[None]:
 
     One from outside would be freed under the graph by whoever clears them, as torch.compile does.
     """
-    clear: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    clear()
+    kernels.clear_cublas_workspaces()
     try:
         yield
     finally:
-        clear()
+        kernels.clear_cublas_workspaces()
 
 
 @cache

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ortrain.errors import ExecutionError
 from ortrain.program import Role, role_of, target_of
+from ortrain.pytorch.precision import settings_of_kernels
 from ortrain.runtime.aten.graphs.recorders import NoRoom, Recorder
 from ortrain.runtime.aten.graphs.watch import Unrecordable
 from ortrain.runtime.replays import Replays
@@ -351,28 +352,11 @@ class Recorded:
             tuple([(t.shape, t.stride()) for t in values]),
             # By their spelling: no number equals one that is none, and 0.0 equals -0.0.
             tuple([(i, repr(values[i].tolist())) for i in hosts]),
-            _settings(),
+            settings_of_kernels(),
         )
 
     def _is_here(self, tensor: Tensor) -> bool:
         return tensor.device == self.recorder.device
-
-
-def _settings() -> tuple[Any, ...]:
-    """Those that PyTorch's kernels read at each call."""
-    c = torch._C
-    return (
-        c._get_fp32_precision_getter("cuda", "matmul"),
-        c._get_fp32_precision_getter("cuda", "conv"),
-        c._get_fp32_precision_getter("cuda", "rnn"),
-        c._get_cudnn_enabled(),
-        c._get_cudnn_benchmark(),
-        c._get_cudnn_deterministic(),
-        c._get_deterministic_algorithms(),
-        c._get_cublas_allow_fp16_reduced_precision_reduction(),
-        c._get_cublas_allow_bf16_reduced_precision_reduction(),
-        c._get_cublas_allow_fp16_accumulation(),
-    )
 
 
 def _reason(error: BaseException) -> str:

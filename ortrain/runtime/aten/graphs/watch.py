@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortrain.pytorch.modes import TorchDispatchMode
+from ortrain.pytorch.operators import schema_of
 
 
 class Unrecordable(Exception):
@@ -61,7 +63,7 @@ class Watch(TorchDispatchMode):
 
 def _chance(function: Any, args: Any, kwargs: Any) -> Any:
     """Of an attention's dropout, which may be none; else that of any draw."""
-    names = [argument.name for argument in function._schema.arguments]
+    names = [argument.name for argument in schema_of(function).arguments]
     given = dict(zip(names, args, strict=False)) | (kwargs or {})
     return given.get("dropout_p", 0.0) if "dropout_p" in names else 1.0
 
